@@ -1,0 +1,35 @@
+"""The plugin contract for tasks: what is measured about a quantizer on a model."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from kvbench.session import Session
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a task measured.
+
+    ``path`` is ``"packed"`` where keys and values were read from packed storage, ``"simulated"`` where they were
+    quantized and dequantized without being stored. ``metrics`` is plain JSON data; ``n`` counts the samples behind it
+    and ``unit`` says what one is ("tokens", "windows", ...).
+    """
+
+    metrics: dict[str, Any]
+    n: int
+    unit: str
+    path: Literal["packed", "simulated"]
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Base of every task: a frozen dataclass whose fields are its options, ``task.<name>.<field>``."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(self, session: "Session") -> TaskResult:
+        """Measure ``session.quantizer`` on ``session.model``. Must be deterministic for a given session."""

@@ -1,0 +1,1 @@
+"""Built-in tasks, one a file: what is measured about a quantizer."""
