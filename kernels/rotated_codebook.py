@@ -1,0 +1,102 @@
+"""Reference codec of :class:`RotatedCodebook` in torch: every head and group of a layer at once.
+
+All groups of a head are rotated by one block-diagonal matrix ``[head_dim, head_dim]`` whose rows are coordinates in
+storage order and whose columns are head dims, so permuting into groups and rotating is one product a head.
+Arithmetic is float32. A coordinate exactly between two levels takes the lower code.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.kernels.bitpack import RowLayout
+from kvbench.kernels.codec import Codec, Plane
+from kvbench.kernels.formats import HeadFormat, RotatedCodebook, Segment
+from kvbench.kernels.rotations import haar
+
+FP16_MAX = 65504.0
+
+
+def head_rotation(head: HeadFormat) -> np.ndarray:
+    """The head's orthogonal matrix, float64 ``[coordinate, dim]``: permutation into groups, then each group's rotation."""
+    matrix = np.zeros((head.head_dim, head.head_dim))
+    start = 0
+    for group in head.groups:
+        stop = start + len(group.dims)
+        matrix[start:stop, list(group.dims)] = haar(group.rotation.dim, group.rotation.seed)
+        start = stop
+    return matrix
+
+
+def head_segments(head: HeadFormat) -> list[Segment]:
+    """The segment of every coordinate, in storage order."""
+    return [segment for group in head.groups for segment in group.segments for _ in range(segment.count)]
+
+
+class RotatedCodebookCodec(Codec):
+    """Planes: ``codes`` uint8 (packed rows of all heads) and ``norms`` float16 (one a group)."""
+
+    def __init__(self, format: RotatedCodebook, device: torch.device | str = "cpu") -> None:
+        self.kv_heads, self.head_dim = format.kv_heads, format.head_dim
+        self.device = torch.device(device)
+        segments = [segment for head in format.heads for segment in head_segments(head)]
+        widths = [segment.bits for segment in segments]
+        starts = range(0, self.kv_heads * self.head_dim, self.head_dim)
+        self.layout = RowLayout(widths, aligned=starts, device=self.device)
+        self.planes = (
+            Plane("codes", torch.uint8, self.layout.row_bytes),
+            Plane("norms", torch.float16, format.norms_per_token),
+        )
+        rotation = np.stack([head_rotation(head) for head in format.heads])
+        self._rotation = torch.from_numpy(rotation).to(self.device, torch.float32)
+        groups = [group for head in format.heads for group in head.groups]
+        group_of = [index for index, group in enumerate(groups) for _ in group.dims]
+        self._group_of = torch.tensor(group_of, device=self.device)
+        self._norm_scale = torch.tensor([group.norm.scale for group in groups], device=self.device)
+        self._levels, self._thresholds = self._tables(segments)
+
+    def _tables(self, segments: list[Segment]) -> tuple[Tensor, Tensor]:
+        """Levels ``[coordinates, 2^b]`` and the midpoints between them, padded with infinity to one length."""
+        longest = max(len(segment.codebook.levels) for segment in segments)
+        levels = np.full((len(segments), longest), np.inf, dtype=np.float32)
+        for row, segment in zip(levels, segments, strict=True):
+            row[: len(segment.codebook.levels)] = np.float32(segment.codebook.scale) * np.float32(segment.codebook.levels)
+        thresholds = (levels[:, 1:] + levels[:, :-1]) / np.float32(2)
+        return torch.from_numpy(levels).to(self.device), torch.from_numpy(thresholds).to(self.device).contiguous()
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        if not torch.isfinite(x).all():
+            raise ValueError("cannot encode NaN or infinity")
+        lead = x.shape[:-2]
+        rotated = self._rotate(x.reshape(-1, self.kv_heads, self.head_dim)).flatten(-2)
+        norms = self._group_norms(rotated)
+        unit = rotated / norms.clamp_min(torch.finfo(torch.float32).tiny)[:, self._group_of]
+        codes = torch.searchsorted(self._thresholds, unit.T.contiguous()).to(torch.uint8).T
+        corrected = norms / self._group_norms(self._values(codes))
+        stored = (corrected / self._norm_scale).clamp_max(FP16_MAX).to(torch.float16)
+        return self.layout.pack(codes).reshape(*lead, -1), stored.reshape(*lead, -1)
+
+    def decode(self, planes: tuple[Tensor, ...]) -> Tensor:
+        rows, stored = planes
+        norms = stored.float() * self._norm_scale
+        values = self._values(self.layout.unpack(rows)) * norms.index_select(-1, self._group_of)
+        return values.unflatten(-1, (self.kv_heads, self.head_dim))
+
+    def to_space(self, q: Tensor) -> Tensor:
+        return torch.einsum("hcd,...hgd->...hgc", self._rotation, q.float())
+
+    def from_space(self, out: Tensor) -> Tensor:
+        return torch.einsum("hcd,...hgc->...hgd", self._rotation, out.float())
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        return torch.einsum("hcd,nhd->nhc", self._rotation, x.to(self.device, torch.float32))
+
+    def _group_norms(self, coordinates: Tensor) -> Tensor:
+        """Norm of every group: ``[n, coordinates] -> [n, groups]``."""
+        squares = coordinates.new_zeros(coordinates.shape[0], len(self._norm_scale))
+        return squares.index_add_(1, self._group_of, coordinates.square()).sqrt_()
+
+    def _values(self, codes: Tensor) -> Tensor:
+        """The levels that codes ``[..., coordinates]`` stand for, float32."""
+        flat = codes.reshape(-1, codes.shape[-1]).T.long()
+        return self._levels.gather(1, flat).T.reshape(codes.shape)
