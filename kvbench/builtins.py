@@ -1,0 +1,34 @@
+"""The built-in plugin: kvbench's own quantizers, tasks and report sections, registered through the public hooks."""
+
+from typing import TYPE_CHECKING
+
+from kvbench.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from kvbench.quantizer import Quantizer
+    from kvbench.reports.section import ReportSection
+    from kvbench.task import Task
+
+
+@hookimpl
+def kvbench_quantizers() -> "list[type[Quantizer]]":
+    from kvbench.quantizers.blockgtq import BlockGTQ
+    from kvbench.quantizers.fp16 import Fp16
+    from kvbench.quantizers.tqmse import TQMSE
+
+    return [Fp16, TQMSE, BlockGTQ]
+
+
+@hookimpl
+def kvbench_tasks() -> "list[type[Task]]":
+    from kvbench.tasks.logit_error import LogitError
+    from kvbench.tasks.perplexity import Perplexity
+
+    return [LogitError, Perplexity]
+
+
+@hookimpl
+def kvbench_report_sections() -> "list[type[ReportSection]]":
+    from kvbench.reports.sections import SECTIONS
+
+    return list(SECTIONS)
