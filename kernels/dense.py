@@ -21,7 +21,9 @@ class DenseCodec(Codec):
             raise ValueError("cannot encode NaN or infinity")
         stored = x.to(self.dtype)
         if not torch.isfinite(stored).all():
-            raise ValueError(f"a value of magnitude {x.abs().max():.4g} does not fit {self.dtype}; use a bfloat16 model")
+            raise ValueError(
+                f"a value of magnitude {x.abs().max():.4g} does not fit {self.dtype}; use a bfloat16 model"
+            )
         return (stored.flatten(-2),)
 
     def decode(self, planes: tuple[Tensor, ...]) -> Tensor:

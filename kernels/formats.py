@@ -242,7 +242,7 @@ class RotatedCodebook(TensorFormat):
 
 @dataclass(frozen=True)
 class Dense(TensorFormat):
-    """Plain floating point: ``dtype`` is ``"float16"`` or ``"bfloat16"``. The fp16 baseline."""
+    """Plain floating point: ``dtype`` is ``"float16"``, ``"bfloat16"`` or ``"float32"``. The fp16 baseline."""
 
     kv_heads: int
     head_dim: int
@@ -250,16 +250,16 @@ class Dense(TensorFormat):
     kind: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float16", "bfloat16"):
-            raise ValueError(f"a dense format stores float16 or bfloat16, not {self.dtype}")
+        if self.dtype not in ("float16", "bfloat16", "float32"):
+            raise ValueError(f"a dense format stores float16, bfloat16 or float32, not {self.dtype}")
 
     @property
     def code_bits(self) -> float:
-        return 16.0
+        return 32.0 if self.dtype == "float32" else 16.0
 
     @property
     def bits_per_token(self) -> float:
-        return 16.0 * self.kv_heads * self.head_dim
+        return self.code_bits * self.kv_heads * self.head_dim
 
     def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
         from kvbench.kernels.dense import DenseCodec

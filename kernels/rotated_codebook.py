@@ -18,7 +18,7 @@ FP16_MAX = 65504.0
 
 
 def head_rotation(head: HeadFormat) -> np.ndarray:
-    """The head's orthogonal matrix, float64 ``[coordinate, dim]``: permutation into groups, then each group's rotation."""
+    """The head's orthogonal matrix, float64 ``[coordinate, dim]``: permutation into groups, each group's rotation."""
     matrix = np.zeros((head.head_dim, head.head_dim))
     start = 0
     for group in head.groups:
@@ -60,7 +60,8 @@ class RotatedCodebookCodec(Codec):
         longest = max(len(segment.codebook.levels) for segment in segments)
         levels = np.full((len(segments), longest), np.inf, dtype=np.float32)
         for row, segment in zip(levels, segments, strict=True):
-            row[: len(segment.codebook.levels)] = np.float32(segment.codebook.scale) * np.float32(segment.codebook.levels)
+            exact = np.array(segment.codebook.levels, dtype=np.float32)
+            row[: len(exact)] = np.float32(segment.codebook.scale) * exact
         thresholds = (levels[:, 1:] + levels[:, :-1]) / np.float32(2)
         return torch.from_numpy(levels).to(self.device), torch.from_numpy(thresholds).to(self.device).contiguous()
 

@@ -55,7 +55,9 @@ class CalibrationConfig:
 class CacheConfig:
     """Options of the cache, the same for every quantizer."""
 
-    prefill: str = option("quantized", "quantized: a chunk attends to its own quantized keys and values; exact: to full-precision ones")
+    prefill: str = option(
+        "quantized", "quantized: a chunk attends to its own quantized keys and values; exact: to full-precision ones"
+    )
     prefill_chunk: int = option(512, "tokens a prefill step takes")
     n_sink: int = option(0, "first tokens kept in full precision")
     recent_window: int = option(0, "most recent tokens kept in full precision")
@@ -72,7 +74,9 @@ class Config:
     corpus: CorpusConfig = MISSING
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
-    baselines: list[str] = option(["fp16", "tqmse"], "quantizers measured beside, with the same bits where they have them")
+    baselines: list[str] = option(
+        ["fp16", "tqmse"], "quantizers measured beside, with the same bits where they have them"
+    )
     backend: str = option("auto", "auto | reference | triton")
     device: str = option("auto", "auto | cpu | cuda | cuda:<n>")
     threads: int = option(0, "CPU threads for torch; 0: torch's own choice")

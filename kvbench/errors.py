@@ -28,6 +28,10 @@ class NonFiniteError(KvbenchError):
     """NaN or infinity where only finite numbers make sense; the message names the tensor and layer."""
 
 
+class EngagementError(KvbenchError):
+    """A layer did not read its keys and values from packed storage as it should have; the message names the layer."""
+
+
 class ResultError(KvbenchError):
     """A result does not satisfy the schema, or cannot be written or read."""
 

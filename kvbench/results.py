@@ -150,7 +150,9 @@ def write_text_atomically(path: Path, text: str) -> None:
     except OSError as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise ResultError(f"cannot write {path}: {error.strerror or error}. Choose another folder with hydra.run.dir=DIR.") from error
+        raise ResultError(
+            f"cannot write {path}: {error.strerror or error}. Choose another folder with hydra.run.dir=DIR."
+        ) from error
 
 
 def write_result(result: Result, directory: Path) -> Path:
@@ -172,4 +174,6 @@ def read_result(path: Path) -> Result:
         raise ResultError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error).splitlines()
-        raise ResultError(f"{path} is not a kvbench result of schema {SCHEMA_VERSION}: {' '.join(first[:3])}") from error
+        raise ResultError(
+            f"{path} is not a kvbench result of schema {SCHEMA_VERSION}: {' '.join(first[:3])}"
+        ) from error

@@ -1,20 +1,43 @@
-"""What a task works with: a loaded model, a quantizer fitted to it, texts, and the cache's options."""
+"""What a task works with: one quantizer on one model, every forward pass through the packed cache.
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+A session keeps the proof of engagement of every cache it used; a task cannot obtain a score from a cache that was not
+packed, because :meth:`Session.engage` raises.
+"""
 
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvbench.attention import packed_attention
+from kvbench.compression import measure_compression
 from kvbench.configuration import CacheConfig
+from kvbench.engagement import prove_engagement
 from kvbench.kernels.formats import CacheFormat
+from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
+from kvbench.progress import track
 from kvbench.quantizer import Quantizer
+from kvbench.results import Compression, LayerEngagement
+from kvbench.rope import layer_frequencies, turn
 
 if TYPE_CHECKING:
     from kvbench.corpora import Corpus
     from kvbench.models import LoadedModel
 
+T = TypeVar("T")
+
 
 @dataclass
 class Session:
-    """One quantizer on one model."""
+    """One quantizer on one model.
+
+    ``memo`` is shared by the sessions of one run (same model and texts): work that does not depend on the quantizer is
+    kept there under a name.
+    """
 
     loaded: "LoadedModel"
     quantizer: Quantizer
@@ -22,3 +45,202 @@ class Session:
     corpus: "Corpus"
     cache: CacheConfig
     backend: str = "reference"
+    memo: dict[str, Any] = field(default_factory=dict)
+    engagement: list[LayerEngagement] = field(default_factory=list)
+    compression: Compression | None = None
+
+    path: Literal["packed", "simulated"] = "packed"
+
+    @property
+    def device(self) -> torch.device:
+        return self.loaded.model.device
+
+    def windows(self, tokens: int, window: int | None = None) -> Tensor:
+        """The first ``tokens`` tokens of the evaluation text, ``[tokens / window, window]``; without it, one row."""
+        from kvbench.corpora import token_windows
+
+        return token_windows(self.corpus.evaluation, self.loaded.tokenizer, tokens, window or tokens).to(self.device)
+
+    def track(self, items: Sequence[T], description: str) -> Iterable[T]:
+        """Iterate with a progress bar on a terminal."""
+        return track(items, f"{self.quantizer.name}: {description}")
+
+    def new_cache(self) -> PackedCache:
+        """An empty packed cache of this session's format and options."""
+        options = CacheOptions.from_config(self.cache)
+        return PackedCache(self.format, self.loaded.geometry, options, self.cache.excluded_layers)
+
+    @contextmanager
+    def engage(self, expected_tokens: int = 0) -> Iterator[PackedCache]:
+        """A packed cache with the model attending to it; on leaving, its engagement is proven and its size noted.
+
+        ``expected_tokens`` a sequence, where known, spares the cache from growing. Raises EngagementError where a layer
+        was not packed.
+        """
+        cache = self.new_cache()
+        cache.expect(expected_tokens)
+        with packed_attention(self.loaded.model), torch.no_grad():
+            yield cache
+        self._note(cache)
+
+    def _note(self, cache: PackedCache) -> None:
+        proof = prove_engagement(cache, self.backend)
+        if self.engagement:
+            for record, earlier in zip(proof, self.engagement, strict=True):
+                record.packed_tokens_read += earlier.packed_tokens_read
+        self.engagement = proof
+        size = measure_compression(cache)
+        if size is not None and (self.compression is None or size.tokens > self.compression.tokens):
+            self.compression = size
+
+    def stream(
+        self, tokens: Tensor, cache: PackedCache, attention_mask: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Feed ``tokens [batch, count]`` to the model in chunks of ``cache.prefill_chunk``, appending to ``cache``.
+
+        Yields ``(start, logits [batch, chunk, vocabulary])``, the logits that follow the tokens from ``start`` on.
+        ``attention_mask [batch, cached + count]`` marks real tokens where sequences are left-padded.
+        """
+        chunk = self.cache.prefill_chunk or tokens.shape[1]
+        for start in range(0, tokens.shape[1], chunk):
+            piece = tokens[:, start : start + chunk]
+            stop = cache.get_seq_length() + piece.shape[1]
+            extra: dict[str, Any] = {}
+            if attention_mask is not None:
+                mask = attention_mask[:, :stop]
+                positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
+                extra = {"attention_mask": mask, "position_ids": positions[:, -piece.shape[1] :]}
+            output = self.loaded.model(piece, use_cache=True, **{cache_argument(self.loaded.model): cache}, **extra)
+            yield start, output.logits
+
+    def token_losses(self, tokens: Tensor) -> Tensor:
+        """Negative log-likelihood (nats) of each of ``tokens[1:]`` given those before: float64 ``[count - 1]``, CPU."""
+        losses = []
+        with self.engage(len(tokens)) as cache:
+            for start, logits in self.stream(tokens[None], cache):
+                targets = tokens[start + 1 : start + 1 + logits.shape[1]]
+                scores = torch.log_softmax(logits[0, : len(targets)].float(), -1)
+                losses.append(-scores.gather(1, targets[:, None])[:, 0].double().cpu())
+        return torch.cat(losses)
+
+    def loglikelihood(self, context: Tensor, continuation: Tensor) -> tuple[float, bool]:
+        """Log-likelihood (nats) of ``continuation`` after ``context`` (ids ``[count]``), and whether it is greedy.
+
+        The context is prefilled into the cache and the continuation is scored against it; an empty context is not
+        allowed, since the first token would have nothing to follow.
+        """
+        if not len(context) or not len(continuation):
+            raise ValueError("context and continuation must each have at least one token")
+        total, greedy = 0.0, True
+        tokens = torch.cat([context, continuation]).to(self.device)
+        with self.engage(len(tokens)) as cache:
+            following = self._last_logits(tokens[: len(context)], cache)
+            rest = tokens[len(context) :]
+            for start, logits in self.stream(rest[None], cache):
+                chunk = torch.cat([following, logits[0, :-1].float()])
+                targets = rest[start : start + len(chunk)]
+                scores = torch.log_softmax(chunk, -1)
+                total += float(scores.gather(1, targets[:, None]).double().sum())
+                greedy &= bool((chunk.argmax(-1) == targets).all())
+                following = logits[0, -1:].float()
+        return total, greedy
+
+    def _last_logits(self, tokens: Tensor, cache: PackedCache) -> Tensor:
+        last = None
+        for _, logits in self.stream(tokens[None], cache):
+            last = logits[0, -1:].float()
+        assert last is not None
+        return last
+
+    def generate(self, prompts: list[Tensor], max_new_tokens: int, **options: Any) -> list[Tensor]:
+        """Continue prompts (token ids ``[count]`` each) through transformers' ``generate``; the new tokens of each.
+
+        Prompts are left-padded into one batch and prefilled in chunks. Greedy unless ``options``, transformers'
+        generation options, say otherwise.
+        """
+        tokens, mask = self.left_pad(prompts)
+        options = {"do_sample": False, **options}
+        with self.engage(tokens.shape[1] + max_new_tokens) as cache:
+            if tokens.shape[1] > 1:
+                for _ in self.stream(tokens[:, :-1], cache, mask):
+                    pass
+            generate: Any = self.loaded.model.generate
+            output = generate(
+                tokens,
+                attention_mask=mask,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=self.padding_token,
+                **{cache_argument(self.loaded.model): cache},
+                **options,
+            )
+        return list(output[:, tokens.shape[1] :].cpu())
+
+    @property
+    def padding_token(self) -> int:
+        """Any token will do, since padding is masked: the tokenizer's own, else its end of text, else 0."""
+        tokenizer = self.loaded.tokenizer
+        for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        return 0
+
+    def left_pad(self, prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Prompts as one batch ``[batch, longest]`` padded on the left, and the mask of real tokens."""
+        longest = max(len(prompt) for prompt in prompts)
+        tokens = torch.full((len(prompts), longest), self.padding_token, device=self.device)
+        mask = torch.zeros_like(tokens)
+        for row, prompt in enumerate(prompts):
+            tokens[row, longest - len(prompt) :] = prompt.to(self.device)
+            mask[row, longest - len(prompt) :] = 1
+        return tokens, mask
+
+    def captured(self, windows: Tensor, at_once: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Queries and keys before RoPE of every layer, ``[tokens, heads, head_dim]``, a few windows at a time.
+
+        From the unquantized model; kept in ``memo``, so that all quantizers of a run see the same tensors.
+        """
+        from kvbench.capture import capture_qkv
+
+        name = f"captured {tuple(windows.shape)} by {at_once}"
+        if name not in self.memo:
+            batches = []
+            for start in range(0, len(windows), at_once):
+                layers = capture_qkv(self.loaded.model, windows[start : start + at_once])
+                batches.append([(q, k) for q, k, _ in layers])
+            self.memo[name] = batches
+        yield from self.memo[name]
+
+    @contextmanager
+    def storage(self) -> Iterator[PackedCache]:
+        """A packed cache to write to and read from directly; on leaving, its engagement is proven.
+
+        Raises EngagementError where a layer was not packed or not read.
+        """
+        cache = self.new_cache()
+        with torch.no_grad():
+            yield cache
+        self._note(cache)
+
+    def stored_keys(self, cache: PackedCache, layer: int, keys: Tensor) -> Tensor:
+        """Keys before RoPE ``[windows, tokens, kv_heads, head_dim]`` as ``cache`` gives them back, before RoPE.
+
+        Each window is rotated from position 0 on, put into the layer's packed storage in place of what was there,
+        decoded, and rotated back. Layers that stay dense give back what they were given.
+        """
+        packed = cache.layers[layer]
+        if not isinstance(packed, PackedLayer):
+            return keys.float()
+        shape = self.loaded.geometry.layers[layer]
+        frequencies, _ = layer_frequencies(self.loaded.model, layer)
+        positions = torch.arange(keys.shape[1], dtype=torch.float64, device=keys.device)
+        angles = (positions[:, None] * frequencies)[:, None]
+        states = turn(keys.float(), angles, shape).transpose(1, 2)
+        packed.reset()
+        packed.update(states, torch.zeros_like(states))
+        decoded, _ = packed.decode()
+        return turn(decoded, -angles, shape)
+
+
+def cache_argument(model: Any) -> str:
+    """What ``model.forward`` calls its cache: ``cache`` since transformers 5.24, ``past_key_values`` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -11,8 +11,8 @@ def allocate_bits(scores: Sequence[float], budget: int, min_bits: int = 1, max_b
     """Widths for blocks with the given scores, summing to ``budget``.
 
     Every block starts at ``min_bits``; each further bit goes to the block with the largest remaining error
-    ``score * 4^-bits`` (ties: the first such block) until the budget is spent. Since every bit divides a block's error by
-    four, this minimises ``sum(score * 4^-bits)`` over all allocations (arXiv 2606.24033, section 3).
+    ``score * 4^-bits`` (ties: the first such block) until the budget is spent. Since every bit divides a block's error
+    by four, this minimises ``sum(score * 4^-bits)`` over all allocations (arXiv 2606.24033, section 3).
 
     Raises ConfigurationError where no allocation meets the budget, ValueError on negative or non-finite scores.
     """

@@ -70,7 +70,12 @@ class BlockGTQ(Quantizer):
         seed = self.seed + KEY_STREAM + head
         return HeadFormat(
             tuple(
-                Group(dims, HaarRotation(len(dims), seed), uniform_segments(len(dims), bits), norm_code(layer.k, head, dims))
+                Group(
+                    dims,
+                    HaarRotation(len(dims), seed),
+                    uniform_segments(len(dims), bits),
+                    norm_code(layer.k, head, dims),
+                )
                 for dims, bits in groups
             )
         )

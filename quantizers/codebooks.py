@@ -78,7 +78,7 @@ def lloyd_max(dim: int, bits: int) -> tuple[float, ...]:
     count = 2 ** (bits - 1)
     # start from the high-rate optimum, level density proportional to density^(1/3): the law in (dim + 6) / 3 dims
     start = CoordinateLaw(max(2, round((dim + 6) / 3)))
-    levels = start.quantile(1.0 - (np.arange(count) + 0.5) / count)
+    levels: Array = start.quantile(1.0 - (np.arange(count) + 0.5) / count)
     for step in range(LLOYD_STEPS + NEWTON_STEPS):
         edges = _edges(levels)
         mass = law.mass(edges[:-1], edges[1:])

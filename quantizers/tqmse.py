@@ -28,7 +28,9 @@ KEY_STREAM, VALUE_STREAM = 0, 1000  # heads' rotations are numbered from here, s
 def check_bits(option: str, bits: float) -> None:
     """Raise ConfigurationError unless ``bits`` is a number from 1 to 8."""
     if not 1 <= bits <= MAX_BITS:  # NaN fails too
-        raise ConfigurationError(f"quantizer.{option}={bits:g} is not allowed: choose a number from 1 to {MAX_BITS}, such as 3 or 2.5.")
+        raise ConfigurationError(
+            f"quantizer.{option}={bits:g} is not allowed: choose a number from 1 to {MAX_BITS}, such as 3 or 2.5."
+        )
 
 
 def uniform_segments(dims: int, bits: float) -> tuple[Segment, ...]:

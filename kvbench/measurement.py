@@ -1,0 +1,143 @@
+"""Measuring one quantizer: fit it to the model, run every task on it, keep what was measured with its proof."""
+
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from kvbench.errors import KvbenchError, PluginError
+from kvbench.identity import digest, implementation
+from kvbench.job import Job
+from kvbench.kernels.formats import CacheFormat, RotatedCodebook
+from kvbench.measurement_store import StoredTask, recall, remember
+from kvbench.models import LoadedModel
+from kvbench.progress import announce
+from kvbench.quantizer import Quantizer
+from kvbench.results import CacheRecord, LayerEngagement, Measurement, Result, TaskRecord
+from kvbench.session import Session
+from kvbench.task import Task
+
+UNMEASURED = frozenset({"seconds"})  # metrics that differ between runs of the same thing
+
+
+def fit(job: Job, quantizer: Quantizer) -> CacheFormat:
+    """The quantizer's format, checked against the model. Raises PluginError where it does not fit."""
+    format = quantizer.fit(job.calibration if quantizer.needs_calibration else None, job.loaded.geometry)
+    layers = job.loaded.geometry.layers
+    if not isinstance(format, CacheFormat):
+        raise PluginError(
+            f"quantizer '{quantizer.name}' must return a CacheFormat from fit(), not {type(format).__name__}."
+        )
+    if format.layers != len(layers):
+        raise PluginError(
+            f"quantizer '{quantizer.name}' gave formats for {format.layers} layers; the model has {len(layers)}."
+        )
+    for index, shape in enumerate(layers):
+        for role, tensor in (("key", format.key[index]), ("value", format.value[index])):
+            if (tensor.kv_heads, tensor.head_dim) != (shape.kv_heads, shape.head_dim):
+                raise PluginError(
+                    f"quantizer '{quantizer.name}', layer {index}: its {role} format has {tensor.kv_heads} KV heads of "
+                    f"{tensor.head_dim} dims, the model {shape.kv_heads} of {shape.head_dim}."
+                )
+    return format
+
+
+def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterator[None]:
+    """Fill ``measurement`` task by task; yields after each, so that the caller can keep what there is."""
+    announce(f"fitting {quantizer.name}")
+    format = fit(job, quantizer)
+    measurement.quantizer.format_digest = format.digest()
+    measurement.quantizer.allocation = allocation(format, job.loaded)
+    engagement: list[LayerEngagement] = []
+    for task in job.tasks:
+        announce(f"measuring {task.name} of {quantizer.name}")
+        stored = _measure_task(job, quantizer, format, task)
+        measurement.tasks[task.name] = stored.task
+        engagement = _added(engagement, stored.engagement)
+        measurement.cache = CacheRecord(
+            prefill=job.cache.prefill,
+            n_sink=job.cache.n_sink,
+            recent_window=job.cache.recent_window,
+            excluded_layers=sorted(job.cache.excluded_layers),
+            backend=job.backend,
+            engagement=engagement,
+        )
+        largest = measurement.compression
+        if stored.compression and (largest is None or stored.compression.tokens > largest.tokens):
+            measurement.compression = stored.compression
+        yield
+    statuses = {record.status for record in measurement.tasks.values()}
+    measurement.status = "failed" if "failed" in statuses else "oom" if "oom" in statuses else "ok"
+
+
+def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Task) -> StoredTask:
+    """One task, from the store where the same thing was measured before. Out of memory and bugs are results."""
+    key = digest({**job.identity(), "quantizer": implementation(quantizer), "task": implementation(task)})
+    if (stored := recall(key)) is not None:
+        return stored
+    session = Session(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo)
+    started = time.perf_counter()
+    try:
+        done = task.run(session)
+    except KvbenchError:
+        raise
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        record = TaskRecord(status="oom", error=str(error).splitlines()[0] if str(error) else "out of memory")
+        return StoredTask(task=record, engagement=session.engagement, compression=session.compression)
+    except Exception as error:
+        record = TaskRecord(status="failed", error="".join(traceback.format_exception(error)))
+        return StoredTask(task=record, engagement=session.engagement, compression=session.compression)
+    record = TaskRecord(
+        status="ok",
+        path=done.path,
+        metrics=done.metrics,
+        n=done.n,
+        unit=done.unit,
+        notes=list(done.notes),
+        duration_s=time.perf_counter() - started,
+    )
+    stored = StoredTask(task=record, engagement=session.engagement, compression=session.compression)
+    remember(key, stored)
+    return stored
+
+
+def _added(first: list[LayerEngagement], second: list[LayerEngagement]) -> list[LayerEngagement]:
+    """Engagement over two tasks: the same layers, their reads added."""
+    if not first or not second:
+        return first or second
+    return [
+        new.model_copy(update={"packed_tokens_read": old.packed_tokens_read + new.packed_tokens_read})
+        for old, new in zip(first, second, strict=True)
+    ]
+
+
+def allocation(format: CacheFormat, loaded: LoadedModel) -> list[list[list[int]]] | None:
+    """Key code width per layer, KV head and RoPE block, where keys are in rotated groups of whole blocks."""
+    layers = []
+    for tensor, shape in zip(format.key, loaded.geometry.layers, strict=True):
+        if not isinstance(tensor, RotatedCodebook):
+            return None
+        first_dims = [first for first, _ in shape.blocks]
+        layers.append([[head.widths()[dim] for dim in first_dims] for head in tensor.heads])
+    return layers
+
+
+def flag_identical(result: Result) -> None:
+    """Note where two quantizers with different formats measured exactly the same numbers: something did not engage."""
+    measurements = list(result.measurements().items())
+    for position, (_, one) in enumerate(measurements):
+        for other_name, other in measurements[:position]:
+            if one.quantizer.format_digest == other.quantizer.format_digest:
+                continue
+            for task in one.tasks.keys() & other.tasks.keys():
+                first, second = (_comparable(each.tasks[task].metrics) for each in (one, other))
+                if first and first == second:
+                    one.tasks[task].notes.append(
+                        f"identical to {other_name}: two formats that must differ gave the same numbers to the last bit"
+                    )
+
+
+def _comparable(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metrics.items() if key not in UNMEASURED}

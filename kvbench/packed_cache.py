@@ -1,0 +1,328 @@
+"""The packed cache: a transformers ``Cache`` whose layers hold encoded bytes and nothing else but small windows.
+
+Every token is encoded when it arrives. Beside the packed storage a layer keeps full-precision copies of the first
+``n_sink`` real tokens and of the last ``recent_window`` tokens where these options ask for them; attention reads the
+copies instead of the packed tokens there. All of it is counted in :meth:`PackedLayer.bytes_allocated`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
+
+from kvbench.configuration import CacheConfig
+from kvbench.errors import ConfigurationError, EngagementError, NonFiniteError
+from kvbench.geometry import ModelGeometry
+from kvbench.kernels.codec import Codec
+from kvbench.kernels.formats import CacheFormat, Dense, TensorFormat
+
+GROWTH = 1.5  # eager storage grows by this factor, so appending costs amortised constant time
+FIRST_CAPACITY = 64
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """What the cache keeps in full precision, and what a chunk of queries sees of itself.
+
+    ``exact_prefill``: a chunk attends to its own keys and values in full precision (what serving stacks do);
+    otherwise to their quantized selves (the paper's protocol). ``capacity``: tokens of fixed storage, None to grow.
+    """
+
+    n_sink: int = 0
+    recent_window: int = 0
+    exact_prefill: bool = False
+    capacity: int | None = None
+
+    @staticmethod
+    def from_config(config: CacheConfig, capacity: int | None = None) -> "CacheOptions":
+        return CacheOptions(config.n_sink, config.recent_window, config.prefill == "exact", capacity)
+
+
+class PackedStates:
+    """What :meth:`PackedLayer.update` hands to the attention function in place of a key or value tensor.
+
+    Any attention function but kvbench's own fails on it, by the layer's number: nothing can read a packed cache as
+    if it were a tensor.
+    """
+
+    def __init__(self, layer: "PackedLayer", keys: Tensor, values: Tensor) -> None:
+        self.layer = layer
+        self.new_keys, self.new_values = keys, values  # [batch, tokens, kv_heads, head_dim], full precision
+
+    def __getattr__(self, name: str) -> Any:
+        raise EngagementError(
+            f"layer {self.__dict__['layer'].index}: packed keys and values reached an attention function other than "
+            f"kvbench's (it asked for '.{name}'). Load the model with attn_implementation='kvbench', or run it inside "
+            "kvbench.attention.packed_attention(model)."
+        )
+
+
+class _Storage:
+    """Planes ``[batch, capacity, width]`` of one codec, of which the first ``length`` tokens are in use."""
+
+    def __init__(self, codec: Codec, batch: int, capacity: int, device: torch.device) -> None:
+        self.codec = codec
+        self.planes = [
+            torch.zeros(batch, capacity, plane.width, dtype=plane.dtype, device=device) for plane in codec.planes
+        ]
+
+    @property
+    def batch(self) -> int:
+        return self.planes[0].shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.planes[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.untyped_storage().nbytes() for plane in self.planes)
+
+    def reserve(self, tokens: int) -> None:
+        if tokens <= self.capacity:
+            return
+        capacity = max(tokens, int(self.capacity * GROWTH))
+        for index, plane in enumerate(self.planes):
+            grown = plane.new_zeros(plane.shape[0], capacity, plane.shape[2])
+            grown[:, : plane.shape[1]] = plane
+            self.planes[index] = grown
+
+    def write(self, start: int, states: Tensor) -> None:
+        for plane, encoded in zip(self.planes, self.codec.encode(states), strict=True):
+            plane[:, start : start + encoded.shape[1]] = encoded
+
+    def read(self, length: int) -> tuple[Tensor, ...]:
+        return tuple(plane[:, :length] for plane in self.planes)
+
+    def select(self, rows: Tensor) -> None:
+        self.planes = [plane.index_select(0, rows.to(plane.device)) for plane in self.planes]
+
+    def move(self, device: torch.device | str) -> None:
+        self.planes = [plane.to(device, non_blocking=True) for plane in self.planes]
+
+
+class PackedLayer(CacheLayerMixin):
+    """One layer's cache. ``tokens`` counts the slots in use, left padding included."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, index: int, key: TensorFormat, value: TensorFormat, options: CacheOptions) -> None:
+        super().__init__()
+        self.index, self.key_format, self.value_format, self.options = index, key, value, options
+        self.tokens = 0
+        self.expected_tokens = 0  # storage starts at this size where it is known beforehand
+        self.packed_tokens_read = 0
+        self.keys_storage: _Storage | None = None
+        self.values_storage: _Storage | None = None
+        # full-precision copies [batch, tokens, kv_heads, head_dim]; sinks fill up as real tokens arrive
+        self.sink_keys: Tensor | None = None
+        self.sink_values: Tensor | None = None
+        self.recent_keys: Tensor | None = None
+        self.recent_values: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, heads, _, dim = key_states.shape
+        self.device, self.dtype = key_states.device, key_states.dtype
+        for format, states, role in ((self.key_format, key_states, "key"), (self.value_format, value_states, "value")):
+            if (format.kv_heads, format.head_dim) != (states.shape[1], states.shape[3]):
+                raise ConfigurationError(
+                    f"layer {self.index}: the {role} format is for {format.kv_heads} KV heads of {format.head_dim} "
+                    f"dims, the model has {states.shape[1]} of {states.shape[3]}. Fit the quantizer to this model."
+                )
+        capacity = self.options.capacity or self.expected_tokens or FIRST_CAPACITY
+        self.keys_storage = _Storage(self.key_format.codec(self.device), batch, capacity, self.device)
+        self.values_storage = _Storage(self.value_format.codec(self.device), batch, capacity, self.device)
+        if self.options.n_sink:
+            self.sink_keys = key_states.new_zeros(batch, self.options.n_sink, heads, dim)
+            self.sink_values = value_states.new_zeros(batch, self.options.n_sink, *value_states.shape[1::2])
+        self.recent_keys = key_states.new_zeros(batch, 0, heads, dim)
+        self.recent_values = value_states.new_zeros(batch, 0, *value_states.shape[1::2])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Encode ``[batch, kv_heads, tokens, head_dim]`` after RoPE; the handle is for kvbench's attention alone."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys_storage is not None and self.values_storage is not None
+        keys, values = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        grown = self.tokens + keys.shape[1]
+        if self.options.capacity is not None and grown > self.options.capacity:
+            raise ConfigurationError(
+                f"layer {self.index}: {grown} tokens do not fit a cache of fixed capacity {self.options.capacity}. "
+                "Use a larger capacity, or none to let it grow."
+            )
+        for storage, states, role in ((self.keys_storage, keys, "keys"), (self.values_storage, values, "values")):
+            storage.reserve(grown)
+            try:
+                storage.write(self.tokens, states)
+            except ValueError as error:
+                raise NonFiniteError(f"layer {self.index}: {role}: {error}.") from error
+        self.tokens = grown
+        handle = PackedStates(self, keys, values)
+        return handle, handle
+
+    def remember_sinks(self, keys: Tensor, values: Tensor, starts: Tensor) -> None:
+        """Keep full-precision copies of each sequence's first real tokens among the newest ones.
+
+        ``keys``, ``values`` ``[batch, tokens, kv_heads, head_dim]``; ``starts [batch]``: each sequence's first real
+        slot, which only the attention function knows.
+        """
+        if self.sink_keys is None or self.sink_values is None:
+            return
+        slots = torch.arange(self.tokens - keys.shape[1], self.tokens, device=keys.device)
+        order = slots[None] - starts[:, None]  # a slot's number among its sequence's real tokens
+        rows, columns = torch.nonzero((order >= 0) & (order < self.options.n_sink), as_tuple=True)
+        self.sink_keys[rows, order[rows, columns]] = keys[rows, columns]
+        self.sink_values[rows, order[rows, columns]] = values[rows, columns]
+
+    def remember_recent(self, keys: Tensor, values: Tensor) -> None:
+        """Keep full-precision copies of the last ``recent_window`` tokens, these newest ones included."""
+        if self.options.recent_window:
+            assert self.recent_keys is not None and self.recent_values is not None
+            keep = self.options.recent_window
+            self.recent_keys = torch.cat([self.recent_keys, keys], 1)[:, -keep:].clone()
+            self.recent_values = torch.cat([self.recent_values, values], 1)[:, -keep:].clone()
+
+    def decode(self) -> tuple[Tensor, Tensor]:
+        """Keys (after RoPE) and values as packed storage gives them back, ``[batch, tokens, kv_heads, head_dim]``."""
+        assert self.keys_storage is not None and self.values_storage is not None
+        self.packed_tokens_read += self.tokens
+        decoded = []
+        for storage in (self.keys_storage, self.values_storage):
+            coordinates = storage.codec.decode(storage.read(self.tokens))
+            decoded.append(storage.codec.from_space(coordinates.unsqueeze(-2)).squeeze(-2))
+        return decoded[0], decoded[1]
+
+    @property
+    def window_tensors(self) -> list[Tensor]:
+        tensors = (self.sink_keys, self.sink_values, self.recent_keys, self.recent_values)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def bytes_allocated(self) -> tuple[int, int]:
+        """Bytes of the tensors that hold keys and values: codes, norms, padding, spare capacity, windows."""
+        if self.keys_storage is None or self.values_storage is None:
+            return 0, 0
+        windows = sum(tensor.untyped_storage().nbytes() for tensor in self.window_tensors) // 2
+        return self.keys_storage.nbytes + windows, self.values_storage.nbytes + windows
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.tokens + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.options.capacity or -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens, packed and full precision alike (transformers' convention)."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes the number of tokens to remove as a negative count, not {tokens_to_remove}")
+        removed = min(-tokens_to_remove, self.tokens)
+        if removed == 0:
+            return
+        self.tokens -= removed
+        if self.options.recent_window:
+            assert self.recent_keys is not None and self.recent_values is not None
+            kept = max(0, self.recent_keys.shape[1] - removed)
+            self.recent_keys, self.recent_values = self.recent_keys[:, :kept], self.recent_values[:, :kept]
+
+    def reset(self) -> None:
+        self.tokens = 0
+        self.is_initialized = False
+        self.keys_storage = self.values_storage = None
+        self.sink_keys = self.sink_values = None
+        self.recent_keys = self.recent_values = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.keys_storage is not None:
+            self.batch_select_indices(
+                torch.arange(self.keys_storage.batch, device=self.device).repeat_interleave(repeats)
+            )
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences ``indices [new batch]``, in that order, repeats allowed."""
+        if self.keys_storage is None or self.values_storage is None:
+            return
+        self.keys_storage.select(indices)
+        self.values_storage.select(indices)
+        for name in ("sink_keys", "sink_values", "recent_keys", "recent_values"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, tensor.index_select(0, indices.to(tensor.device)))
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self._move(self.device)
+
+    def _move(self, device: torch.device | str) -> None:
+        for storage in (self.keys_storage, self.values_storage):
+            if storage is not None:
+                storage.move(device)
+
+
+class PackedCache(Cache):
+    """A transformers cache of :class:`PackedLayer` for a :class:`CacheFormat`.
+
+    Sliding-window layers stay dense in transformers' own layer and are reported so; ``excluded_layers`` are kept in the
+    model's dtype. Use with ``model.generate(..., past_key_values=PackedCache(...))`` on a model whose attention is
+    kvbench's (:func:`kvbench.attention.packed_attention`).
+    """
+
+    def __init__(
+        self,
+        format: CacheFormat,
+        geometry: ModelGeometry,
+        options: CacheOptions | None = None,
+        excluded_layers: Sequence[int] = (),
+    ) -> None:
+        options = options or CacheOptions()
+        outside = [layer for layer in excluded_layers if not 0 <= layer < format.layers]
+        if outside:
+            raise ConfigurationError(
+                f"cache.excluded_layers names layer {outside[0]}, but the model has layers 0 to {format.layers - 1}."
+            )
+        self.format, self.geometry, self.options = format, geometry, options
+        self.excluded_layers = frozenset(excluded_layers)
+        super().__init__(layers=[self._layer(index) for index in range(format.layers)])
+
+    def _layer(self, index: int) -> CacheLayerMixin:
+        shape = self.geometry.layers[index]
+        if shape.sliding_window is not None:
+            return DynamicSlidingWindowLayer(sliding_window=shape.sliding_window)
+        if index in self.excluded_layers:
+            dense = Dense(shape.kv_heads, shape.head_dim, self.geometry.dtype)
+            return PackedLayer(index, dense, dense, self.options)
+        return PackedLayer(index, self.format.key[index], self.format.value[index], self.options)
+
+    @property
+    def packed_layers(self) -> list[PackedLayer]:
+        """The layers that kvbench stores, in order."""
+        return [layer for layer in self.layers if isinstance(layer, PackedLayer)]
+
+    def expect(self, tokens: int) -> None:
+        """Let an empty cache start with room for ``tokens`` tokens, so that it need not grow to hold them."""
+        for layer in self.packed_layers:
+            layer.expected_tokens = tokens
+
+    def bytes_allocated(self) -> tuple[int, int]:
+        """Bytes of all tensors that hold keys and values, every layer's, dense ones included."""
+        keys = values = 0
+        for layer in self.layers:
+            if isinstance(layer, PackedLayer):
+                layer_keys, layer_values = layer.bytes_allocated()
+                keys, values = keys + layer_keys, values + layer_values
+            elif isinstance(layer, CacheLayerMixin) and layer.keys is not None and layer.values is not None:
+                keys += layer.keys.untyped_storage().nbytes()
+                values += layer.values.untyped_storage().nbytes()
+        return keys, values
