@@ -3,6 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement as Measure
+from rich.table import Table
+from rich.text import Text
+
 from kvbench.reports.escaping import shorten
 from kvbench.reports.scores import (
     REFERENCE,
@@ -16,11 +22,6 @@ from kvbench.reports.scores import (
     percent,
     perplexity_change,
 )
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement as Measure
-from rich.table import Table
-from rich.text import Text
 
 if TYPE_CHECKING:
     from kvbench.results import Result

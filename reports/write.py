@@ -8,7 +8,6 @@ from kvbench.reports.html import render_html
 from kvbench.reports.markdown import render_markdown
 from kvbench.reports.section import ReportSection
 from kvbench.reports.sections import SECTIONS
-
 from kvbench.results import write_text_atomically
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from typing import ClassVar
 
 import pytest
+from markdown_it import MarkdownIt
+
 from kvbench.reports.markdown import render_markdown
 from kvbench.reports.section import ReportSection
 from kvbench.reports.sections import SECTIONS
-from markdown_it import MarkdownIt
-
 from kvbench.results import Result, TaskRecord
 
 from .example_results import HOSTILE_NAMES, renamed, result
@@ -72,10 +72,12 @@ def test_a_hostile_name_adds_no_markup(name: str) -> None:
     assert hostile.unbalanced == []
 
 
-def test_backticks_do_not_close_the_configuration_block() -> None:
-    text = render_markdown(result(config={"note": "```\n# not a heading\n```"}))
-    blocks = [token.content for token in RENDERER.parse(text) if token.type == "fence"]
-    assert "not a heading" in blocks[1]
+def test_backticks_do_not_close_the_command_block() -> None:
+    command = "kvbench quantizer=x\n```\n# not a heading"
+    blocks = [
+        token.content for token in RENDERER.parse(render_markdown(result(command=command))) if token.type == "fence"
+    ]
+    assert blocks[0].strip() == command
 
 
 class Broken(ReportSection):

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from kvbench.reports.scores import Score, bits_by_use, finite, number, percent
 
 from .example_results import compression

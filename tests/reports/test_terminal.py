@@ -4,10 +4,10 @@ import io
 from pathlib import Path
 
 import pytest
-from kvbench.reports.terminal import print_summary
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvbench.reports.terminal import print_summary
 from kvbench.results import Result, TaskRecord
 
 from .example_results import HOSTILE_NAMES, measurement, renamed, result
@@ -54,7 +54,7 @@ def test_model_corpus_and_report_are_named_below(tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_no_colour_codes_and_no_wrapped_rows() -> None:
-    deep = Path("/" + "deep/" * 60)
+    deep = Path("/" + "deep/" * 300)
     text = piped(result(), deep)
     assert "\x1b" not in text
     assert str(deep / "report.html") in text

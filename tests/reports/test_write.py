@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+
+from kvbench.errors import ResultError
 from kvbench.reports.html import render_html
 from kvbench.reports.markdown import render_markdown
 from kvbench.reports.write import write_reports
-
-from kvbench.errors import ResultError
 
 from .example_results import result
 
