@@ -189,6 +189,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
 
 
+def whole_or_number(value: float) -> str:
+    """A count as it is, anything else by :func:`number`: ``4,096``, ``3.200``."""
+    return f"{value:,.0f}" if value == int(value) else number(value)
+
+
 def percent(change: float | None) -> str:
     """A relative change with its sign: ``-43.1 %``; a dash where there is none."""
     return "–" if change is None else f"{change * 100:+.1f} %"

@@ -16,6 +16,7 @@ from kvbench.reports.scores import (
     number,
     percent,
     perplexity_change,
+    whole_or_number,
 )
 from kvbench.reports.section import ReportSection
 from kvbench.reports.summary import SummarySection, score_cell
@@ -186,9 +187,7 @@ class PerplexitySection(ReportSection):
             rest = (
                 row.score("perplexity", metric).value for metric in ("nll", "tokens", "windows", "stride", "seconds")
             )
-            texts = [
-                DASH if value is None else f"{value:,.0f}" if value == int(value) else number(value) for value in rest
-            ]
+            texts = [DASH if value is None else whole_or_number(value) for value in rest]
             rows.append([row.label, main, percent(perplexity_change(result, row)), *texts])
         titles = ("perplexity", f"vs {REFERENCE}", "nll", "tokens", "windows", "stride", "seconds")
         caption = "Perplexity of the evaluation text; nll in nats per token."
@@ -212,7 +211,9 @@ class TasksSection(ReportSection):
         for row in contenders(result):
             for name, record in row.measurement.tasks.items():
                 scalars = {key: finite(value) for key, value in record.metrics.items()}
-                metrics = ", ".join(f"{key} {number(value)}" for key, value in scalars.items() if value is not None)
+                metrics = ", ".join(
+                    f"{key} {whole_or_number(value)}" for key, value in scalars.items() if value is not None
+                )
                 notes = "; ".join(
                     [*record.notes, *(["reused from an earlier run"] if record.reused else []), record.error or ""]
                 )

@@ -120,6 +120,8 @@ footer { margin-top: 3rem; padding-bottom: 3rem; overflow-wrap: anywhere; }
   figure, tr, .tiles { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   .scroll, pre { overflow: visible; }
+  table { font-size: 8pt; }
+  th:first-child { position: static; background: none; }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; }
   .fill, .mark, .cautions, .tiles > div { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   details::details-content { content-visibility: visible; }

@@ -38,11 +38,7 @@ class SummarySection(ReportSection):
     title: ClassVar[str] = "Summary"
 
     def html(self, result: "Result") -> str:
-        tiles = "".join(
-            f'<div><dt>{html_text(label)}</dt><dd><span class="value">{html_text(value)}</span> '
-            f'<span class="detail">{detail}</span></dd></div>'
-            for label, value, detail in _tiles(result)
-        )
+        tiles = "".join(_tile(*tile) for tile in _tiles(result))
         warnings = "".join(f"<li>{html_text(sentence)}</li>" for sentence in cautions(result))
         notice = (
             f'<div class="cautions" role="note" aria-label="Cautions"><ul>{warnings}</ul></div>' if warnings else ""
@@ -80,16 +76,16 @@ def _summary_row(result: "Result", row: Contender, with_fidelity: bool) -> list[
     return cells
 
 
-def _tiles(result: "Result") -> list[tuple[str, str, str]]:
+def _tiles(result: "Result") -> list[tuple[str, Cell, str]]:
     """The three headline numbers: label, value, and a line of HTML under it."""
     mine = contenders(result)[0]
     size = result.compression
-    tiles = [("Smaller than fp16", "not measured", "")]
+    tiles = [("Smaller than fp16", Cell("not measured", bad=True), "")]
     if size is not None:
         tiles = [
             (
                 "Smaller than fp16",
-                f"{size.ratio:.2f}×",
+                Cell(f"{size.ratio:.2f}×"),
                 f"{bits_by_use(size).total:.2f} bits per element, all bytes counted",
             )
         ]
@@ -106,5 +102,11 @@ def _tiles(result: "Result") -> list[tuple[str, str, str]]:
             if change is not None
             else ""
         )
-        tiles.append((label, score.status if score.value is None else number(score.value), detail + marks))
+        tiles.append((label, score_cell(score), detail + marks))
     return tiles
+
+
+def _tile(label: str, value: Cell, detail: str) -> str:
+    style = "value bad" if value.bad else "value"
+    figure = f'<span class="{style}">{html_text(value.text)}</span>'
+    return f'<div><dt>{html_text(label)}</dt><dd>{figure} <span class="detail">{detail}</span></dd></div>'

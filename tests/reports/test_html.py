@@ -130,6 +130,7 @@ def test_a_failed_task_is_shown_with_its_reason(status: str) -> None:
     assert page.row("Ratio", "blockgtq")["vs fp16"] == "–"
     assert page.row("Ratio", "blockgtq")["logit error"] == "not run"
     assert f"blockgtq, task perplexity: {status}. out of reach" in page.text
+    assert any(span.get("class") == "value bad" for span in page.attributes("span"))
 
 
 def test_a_partial_number_is_marked_and_not_compared() -> None:
