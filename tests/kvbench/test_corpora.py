@@ -1,5 +1,8 @@
 """Corpora: two texts that never overlap, cut into windows of tokens."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,14 @@ import torch
 
 from kvbench.byte_tokenizer import byte_tokenizer
 from kvbench.configuration import CorpusConfig
-from kvbench.corpora import Corpus, load_corpus, shared_passage, token_windows
+from kvbench.corpora import (
+    Corpus,
+    load_corpus,
+    shared_passage,
+    token_windows,
+    wikitext_calibration,
+    wikitext_evaluation,
+)
 from kvbench.errors import ConfigurationError, CorpusError
 
 PROSE = " ".join(f"Sentence number {i} says something that no other sentence says." for i in range(40))
@@ -93,6 +103,41 @@ def test_empty_file_is_refused(tmp_path: Path) -> None:
 def test_files_without_a_path_says_which_option_to_set() -> None:
     with pytest.raises(CorpusError, match=r"set corpus\.evaluation=PATH"):
         load_corpus(CorpusConfig("files", "a.txt", None))
+
+
+ROWS = [
+    "",
+    " = Robert Boulter = \n",
+    f" {'A long paragraph . ' * 3}\n",
+    " = Qualified\n",
+    " == Career == \n",
+    " Short .\n",
+]
+
+
+def test_wikitext_is_evaluated_on_paragraphs_without_headings() -> None:
+    expected = "A long paragraph . A long paragraph . A long paragraph .\n\n= Qualified\n\nShort ."
+    assert wikitext_evaluation(ROWS) == expected
+
+
+def test_wikitext_is_calibrated_on_long_rows_as_they_are() -> None:
+    assert wikitext_calibration([*ROWS, ROWS[2]]) == f"{ROWS[2]}\n{ROWS[2]}"
+
+
+def test_wikitext2_that_cannot_be_had_names_the_ways_out_in_two_lines(tmp_path: Path) -> None:
+    code = (
+        "from kvbench.configuration import CorpusConfig\nfrom kvbench.corpora import load_corpus\n"
+        "from kvbench.errors import CorpusError\n"
+        "try:\n    load_corpus(CorpusConfig('wikitext2'))\n"
+        "except CorpusError as error:\n    print(error)\n    raise SystemExit(2)\n"
+    )
+    # an endpoint that refuses connections and an empty cache; the client reads both when imported
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert "corpus=pydoc" in done.stdout
+    assert "corpus=files corpus.calibration=PATH" in done.stdout
 
 
 def test_unknown_corpus_suggests_a_near_name() -> None:
