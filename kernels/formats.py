@@ -99,6 +99,26 @@ class Fp16Norm:
 
 
 @dataclass(frozen=True)
+class LogNorm:
+    """A group norm stored as a byte: code 0 is a zero norm, code ``c`` is ``2 ** (low + step * c)``.
+
+    Norms outside the range take its nearest end. ``low`` and ``step`` are octaves, from the calibration's norms. A format
+    codes all its norms this way or none.
+    """
+
+    low: float
+    step: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.step) and self.step > 0):
+            raise ValueError(f"a log norm needs a finite low and a positive step, not {self.low} and {self.step}")
+
+    @property
+    def bits(self) -> int:
+        return 8
+
+
+@dataclass(frozen=True)
 class Group:
     """Head dims that share a norm and a rotation.
 
@@ -108,7 +128,7 @@ class Group:
     dims: tuple[int, ...]
     rotation: HaarRotation
     segments: tuple[Segment, ...]
-    norm: Fp16Norm = Fp16Norm()
+    norm: Fp16Norm | LogNorm = Fp16Norm()
 
     def __post_init__(self) -> None:
         if sum(segment.count for segment in self.segments) != len(self.dims):

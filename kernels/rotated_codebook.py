@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.kernels.bitpack import RowLayout
 from kvbench.kernels.codec import Codec, Plane
-from kvbench.kernels.formats import HeadFormat, RotatedCodebook, Segment
+from kvbench.kernels.formats import Fp16Norm, Group, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.rotations import haar
 
 FP16_MAX = 65504.0
@@ -33,8 +33,50 @@ def head_segments(head: HeadFormat) -> list[Segment]:
     return [segment for group in head.groups for segment in group.segments for _ in range(segment.count)]
 
 
+class Fp16NormCoder:
+    """Stores norms ``[n, groups]`` as float16 multiples of each group's scale."""
+
+    dtype = torch.float16
+
+    def __init__(self, codes: list[Fp16Norm], device: torch.device) -> None:
+        self._scale = torch.tensor([code.scale for code in codes], device=device)
+
+    def encode(self, norms: Tensor) -> Tensor:
+        return (norms / self._scale).clamp_max(FP16_MAX).to(self.dtype)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return stored.float() * self._scale
+
+
+class LogNormCoder:
+    """Stores norms ``[n, groups]`` as bytes, steps of each group's logarithmic scale."""
+
+    dtype = torch.uint8
+
+    def __init__(self, codes: list[LogNorm], device: torch.device) -> None:
+        self._low = torch.tensor([code.low for code in codes], device=device)
+        self._step = torch.tensor([code.step for code in codes], device=device)
+
+    def encode(self, norms: Tensor) -> Tensor:
+        steps = torch.round((torch.log2(norms) - self._low) / self._step).clamp(1, 255)
+        return torch.where(norms > 0, steps, 0).to(self.dtype)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return torch.where(stored > 0, torch.exp2(self._low + self._step * stored), 0.0)
+
+
+def norm_coder(groups: list[Group], device: torch.device) -> Fp16NormCoder | LogNormCoder:
+    """The coder of all norms of a tensor, which must be of one kind."""
+    norms = [group.norm for group in groups]
+    if all(isinstance(norm, LogNorm) for norm in norms):
+        return LogNormCoder([norm for norm in norms if isinstance(norm, LogNorm)], device)
+    if all(isinstance(norm, Fp16Norm) for norm in norms):
+        return Fp16NormCoder([norm for norm in norms if isinstance(norm, Fp16Norm)], device)
+    raise ValueError("a format's norms must be all fp16 or all log codes")
+
+
 class RotatedCodebookCodec(Codec):
-    """Planes: ``codes`` uint8 (packed rows of all heads) and ``norms`` float16 (one a group)."""
+    """Planes: ``codes`` uint8 (packed rows of all heads) and ``norms``, float16 or uint8 log codes (one a group)."""
 
     def __init__(self, format: RotatedCodebook, device: torch.device | str = "cpu") -> None:
         self.kv_heads, self.head_dim = format.kv_heads, format.head_dim
@@ -43,16 +85,17 @@ class RotatedCodebookCodec(Codec):
         widths = [segment.bits for segment in segments]
         starts = range(0, self.kv_heads * self.head_dim, self.head_dim)
         self.layout = RowLayout(widths, aligned=starts, device=self.device)
+        groups = [group for head in format.heads for group in head.groups]
+        self._norms = norm_coder(groups, self.device)
         self.planes = (
             Plane("codes", torch.uint8, self.layout.row_bytes),
-            Plane("norms", torch.float16, format.norms_per_token),
+            Plane("norms", self._norms.dtype, format.norms_per_token),
         )
         rotation = np.stack([head_rotation(head) for head in format.heads])
         self._rotation = torch.from_numpy(rotation).to(self.device, torch.float32)
-        groups = [group for head in format.heads for group in head.groups]
         group_of = [index for index, group in enumerate(groups) for _ in group.dims]
         self._group_of = torch.tensor(group_of, device=self.device)
-        self._norm_scale = torch.tensor([group.norm.scale for group in groups], device=self.device)
+        self._groups = len(groups)
         self._levels, self._thresholds = self._tables(segments)
 
     def _tables(self, segments: list[Segment]) -> tuple[Tensor, Tensor]:
@@ -71,15 +114,17 @@ class RotatedCodebookCodec(Codec):
         lead = x.shape[:-2]
         rotated = self._rotate(x.reshape(-1, self.kv_heads, self.head_dim)).flatten(-2)
         norms = self._group_norms(rotated)
+        if not torch.isfinite(norms).all():
+            raise ValueError(f"cannot encode a vector of elements up to {x.abs().max():.4g}: its norm overflows float32")
         unit = rotated / norms.clamp_min(torch.finfo(torch.float32).tiny)[:, self._group_of]
         codes = torch.searchsorted(self._thresholds, unit.T.contiguous()).to(torch.uint8).T
         corrected = norms / self._group_norms(self._values(codes))
-        stored = (corrected / self._norm_scale).clamp_max(FP16_MAX).to(torch.float16)
-        return self.layout.pack(codes).reshape(*lead, -1), stored.reshape(*lead, -1)
+        encoded = (self.layout.pack(codes), self._norms.encode(corrected))
+        return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded)
 
     def decode(self, planes: tuple[Tensor, ...]) -> Tensor:
         rows, stored = planes
-        norms = stored.float() * self._norm_scale
+        norms = self._norms.decode(stored)
         values = self._values(self.layout.unpack(rows)) * norms.index_select(-1, self._group_of)
         return values.unflatten(-1, (self.kv_heads, self.head_dim))
 
@@ -94,7 +139,7 @@ class RotatedCodebookCodec(Codec):
 
     def _group_norms(self, coordinates: Tensor) -> Tensor:
         """Norm of every group: ``[n, coordinates] -> [n, groups]``."""
-        squares = coordinates.new_zeros(coordinates.shape[0], len(self._norm_scale))
+        squares = coordinates.new_zeros(coordinates.shape[0], self._groups)
         return squares.index_add_(1, self._group_of, coordinates.square()).sqrt_()
 
     def _values(self, codes: Tensor) -> Tensor:

@@ -1,0 +1,238 @@
+"""Decode attention over tile pages: the head tables, the three launches, and the torch reference they are tested against."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.kernels.attention import Partial
+from kvbench.kernels.codec import Codec
+from kvbench.kernels.formats import Group
+from kvbench.kernels.tiles import (
+    SHARES,
+    SLAB,
+    SLABS,
+    UNIT,
+    HeadTile,
+    TileLayout,
+    byte_levels,
+    slab_bits,
+    storage_rotation,
+    stored_patterns,
+)
+
+LOG2_E = math.log2(math.e)
+BLOCKS_PER_MULTIPROCESSOR = 4  # 128 registers and under 40 KB of shared memory each: more do not fit
+STAGES = 3  # pages in flight a block
+MAX_GROUP = 16  # query heads a KV head
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What the kernels read about the heads of a layer; shapes in :mod:`kvbench.kernels.tile_kernels`."""
+
+    ints: Tensor
+    floats: Tensor
+    places: Tensor
+    levels: Tensor
+    key_rotation: Tensor
+    coordinate_scale: Tensor
+    coordinate_run: Tensor
+    coordinate_offset: Tensor
+    value_rotation: Tensor
+    value_scale: Tensor
+
+
+def _words(levels: list[int]) -> list[int]:
+    """Signed bytes as one or two 32-bit words, first byte lowest."""
+    octets = np.array(levels, dtype=np.int8)
+    return np.resize(octets, max(4, len(octets))).view(np.int32).tolist()
+
+
+def _norm_code(group: Group) -> tuple[float, float, float]:
+    """A norm code as ``unit * 2^(low + step * code)`` (log) or ``unit * float16`` (low and step unused)."""
+    if group.norm.bits == 16:
+        return group.norm.scale, 0.0, 0.0
+    high = group.norm.low + 255 * group.norm.step  # type: ignore[attr-defined]
+    return 2.0**high, group.norm.low - high, group.norm.step  # type: ignore[attr-defined]
+
+
+def _stored_levels(tile: HeadTile) -> list[list[int]]:
+    """The signed byte of every stored pattern, ``[4 slabs, 16]``."""
+    rows = [[0] * 16 for _ in range(SLABS)]
+    for (start, count), book in zip(tile.runs, tile.codebooks, strict=True):
+        for slab in range(start, start + count):
+            for pattern, level in zip(stored_patterns(book.bits), byte_levels(book)[0], strict=True):
+                rows[slab][pattern] = level
+    return rows
+
+
+def _places(tile: HeadTile) -> list[list[int]]:
+    rows = []
+    for slab in range(SLABS):
+        bits = [4 * word + bit for word, bit in slab_bits(tile.template, slab)]
+        rows.append(bits + [-1] * (4 - len(bits)))
+    return rows
+
+
+def _tables(layout: TileLayout, device: torch.device) -> _Tables:
+    from kvbench.kernels import tile_kernels as k
+
+    heads = layout.kv_heads
+    ints, floats = np.zeros((heads, k.INTS), np.int32), np.zeros((heads, k.FLOATS), np.float32)
+    coordinates = np.zeros((3, heads, SLABS * SLAB), np.float32)  # scale, run, offset
+    value_scale = np.zeros(heads, np.float32)
+    table_column = {4: 0, 3: 2, 2: 4, 1: 5}
+    for head, (key, value) in enumerate(zip(layout.key, layout.value, strict=True)):
+        ints[head, k.TEMPLATE] = key.template
+        ints[head, [k.KEY_CODES, k.VALUE_CODES, k.KEY_NORMS, k.VALUE_NORM]] = layout.offsets[head] // UNIT
+        for run, ((start, count), group, book) in enumerate(zip(key.runs, key.groups, key.codebooks, strict=True)):
+            levels, scale, offset = byte_levels(book)
+            words = _words(levels[8:] if book.bits == 4 else levels)
+            at = k.KEY_TABLES + table_column[book.bits]
+            ints[head, at : at + len(words)] = words
+            unit, floats[head, k.KEY_LOW + run], floats[head, k.KEY_STEP + run] = _norm_code(group)
+            coordinates[:, head, start * SLAB : (start + count) * SLAB] = np.array([[scale * unit], [run], [offset]])
+        levels, scale, _ = byte_levels(value.codebooks[0])
+        words = _words(levels[8:] if value.codebooks[0].bits == 4 else levels)
+        ints[head, k.VALUE_TABLE : k.VALUE_TABLE + len(words)] = words
+        unit, floats[head, k.VALUE_LOW], floats[head, k.VALUE_STEP] = _norm_code(value.groups[0])
+        value_scale[head] = unit * scale
+    pairs = list(zip(layout.key, layout.value, strict=True))
+    tensor = lambda array, dtype: torch.as_tensor(np.array(array)).to(device, dtype)  # noqa: E731
+    return _Tables(
+        ints=tensor(ints, torch.int32),
+        floats=tensor(floats, torch.float32),
+        places=tensor([[_places(tile) for tile in pair] for pair in pairs], torch.int32),
+        levels=tensor([[_stored_levels(tile) for tile in pair] for pair in pairs], torch.int8),
+        key_rotation=storage_rotation(layout.key_format).to(device).contiguous(),
+        coordinate_scale=tensor(coordinates[0], torch.float32),
+        coordinate_run=tensor(coordinates[1], torch.int32),
+        coordinate_offset=tensor(coordinates[2], torch.float32),
+        value_rotation=storage_rotation(layout.value_format).to(device).contiguous(),
+        value_scale=tensor(value_scale, torch.float32),
+    )
+
+
+class TileAttention:
+    """Attention of one query token a sequence over one layer's tile pages, in Triton.
+
+    On a CUDA device with ``assembly`` (the default there) codes are unpacked by inline PTX, otherwise in plain Triton,
+    which also runs in Triton's interpreter. ``splits`` is the number of blocks a sequence and head are spread over; by
+    default enough to fill the device. It is fixed by the batch and not by the lengths, so that a graph can be replayed.
+    """
+
+    def __init__(
+        self, layout: TileLayout, device: torch.device | str, assembly: bool | None = None, splits: int | None = None
+    ) -> None:
+        self.layout, self.device = layout, torch.device(device)
+        self.assembly = self.device.type == "cuda" if assembly is None else assembly
+        self.splits = splits
+        self.tables = _tables(layout, self.device)
+
+    def __call__(
+        self,
+        q: Tensor,
+        pages: Tensor,
+        starts: Tensor,
+        stops: Tensor,
+        scaling: float,
+        extra: Partial | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend ``q [batch, q_heads, 128]`` to tokens ``starts[b] <= t < stops[b]`` (int32, on the device).
+
+        ``pages [batch, pages, page_bytes]`` uint8. ``extra``: the same queries' attention over other tokens, ``out [batch,
+        q_heads, 128]`` and natural ``lse [batch, q_heads]`` float32, to be merged in. Returns ``out`` in q's dtype and
+        ``lse`` float32; both are those of no token (0, minus infinity) where there is none.
+        """
+        from kvbench.kernels import tile_kernels as k
+
+        batch, q_heads, dim = q.shape
+        kv_heads, t = self.layout.kv_heads, self.tables
+        group = q_heads // kv_heads
+        if dim != SLABS * SLAB or q_heads % kv_heads or not 1 <= group <= MAX_GROUP:
+            raise ValueError(f"q must be [batch, up to {MAX_GROUP} x {kv_heads} heads, 128], not {list(q.shape)}")
+        if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != self.layout.page_bytes:
+            raise ValueError(f"pages must be uint8 [batch, pages, {self.layout.page_bytes}], contiguous by page")
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        rows, heads = batch * kv_heads, max(4, 1 << (group - 1).bit_length())
+        splits = self.splits_for(batch, pages.shape[1])
+        new = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
+        query, scale, offset = new((rows, 2 * heads, 128), torch.int8), *new((2, rows, 3, heads), torch.float32)
+        partial, partial_lse = new((rows, heads, splits, 128), torch.float16), new((rows, heads, splits), torch.float32)
+        out, lse = new((batch, q_heads, dim), q.dtype), new((batch, q_heads), torch.float32)
+        cuda = q.device.type == "cuda"
+        dependent = {"launch_pdl": True} if cuda else {}
+        k.prepare_query[(rows, heads)](
+            q, t.key_rotation, t.coordinate_scale, t.coordinate_run, t.coordinate_offset, query, scale, offset,
+            group, scaling * LOG2_E, q.stride(0), q.stride(1), kv_heads, HEADS=heads, DEPENDENT=cuda, num_warps=8,
+        )  # fmt: skip
+        k.attend[(splits, rows)](
+            query, scale, offset, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial, partial_lse,
+            kv_heads, self.layout.page_bytes, pages.stride(0), HEADS=heads, WORDS=self.layout.key_words,
+            VALUE_TEMPLATE=self.layout.value[0].template, VALUE_WORDS=self.layout.value_words,
+            KEY_LOG=self.layout.key_norm_bits == 8, VALUE_LOG=self.layout.value_norm_bits == 8,
+            STAGES=STAGES, ASSEMBLY=self.assembly, DEPENDENT=cuda, num_warps=4,
+            **({"maxnreg": 128} if self.assembly else {}), **dependent,
+        )  # fmt: skip
+        k.merge[(rows, group)](
+            partial, partial_lse, t.value_rotation, t.value_scale, starts, stops,
+            out if extra is None else extra.out, lse if extra is None else extra.lse, out, lse, kv_heads, group, splits,
+            HEADS=heads, SPLITS=1 << (splits - 1).bit_length(), EXTRA=extra is not None, DEPENDENT=cuda, num_warps=8,
+            **dependent,
+        )  # fmt: skip
+        return out, lse
+
+    def splits_for(self, batch: int, pages: int) -> int:
+        """Blocks that a sequence and head of ``pages`` pages are spread over."""
+        if self.splits is not None:
+            return self.splits
+        if self.device.type != "cuda":
+            return min(pages, 4)
+        blocks = torch.cuda.get_device_properties(self.device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+        return max(1, min(pages, -(-blocks // (batch * self.layout.kv_heads))))
+
+
+def reference_attention(
+    q: Tensor, layout: TileLayout, pages: Tensor, starts: Tensor, stops: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """What :class:`TileAttention` computes, from the reference codec's decoded values, in float64.
+
+    Same arguments and results (both float64). Slow: it decodes every token.
+    """
+    batch, q_heads, dim = q.shape
+    kv_heads = layout.kv_heads
+    key_codec, value_codec = layout.key_format.codec(pages.device), layout.value_format.codec(pages.device)
+    queries = q.reshape(batch, kv_heads, -1, dim)
+    turned = torch.einsum("hcd,bhgd->bhgc", storage_rotation(layout.key_format).to(q.device).double(), queries.double())
+    outs, lses = [], []
+    for b in range(batch):
+        start, stop = int(starts[b]), int(stops[b])
+        keys, values = (
+            decode_codes(codec, *part) for codec, part in _parts(layout, pages[b], stop, key_codec, value_codec)
+        )
+        logits = torch.einsum("hgc,thc->hgt", turned[b], keys[start:stop]) * scaling
+        lses.append(torch.logsumexp(logits, -1))
+        weights = torch.exp(logits - lses[-1].nan_to_num(neginf=0.0)[..., None])
+        outs.append(torch.einsum("hgt,thc->hgc", weights, values[start:stop]))
+    turn_back = storage_rotation(layout.value_format).to(q.device).double()
+    out = torch.einsum("hcd,bhgc->bhgd", turn_back, torch.stack(outs))
+    return out.reshape(batch, q_heads, dim), torch.stack(lses).reshape(batch, q_heads)
+
+
+def _parts(
+    layout: TileLayout, pages: Tensor, tokens: int, key_codec: Codec, value_codec: Codec
+) -> list[tuple[Codec, tuple[Tensor, Tensor]]]:
+    key_codes, key_norms, value_codes, value_norms = layout.unpack(pages, tokens)
+    return [(key_codec, (key_codes, key_norms)), (value_codec, (value_codes, value_norms))]
+
+
+def decode_codes(codec: Codec, codes: Tensor, norms: Tensor) -> Tensor:
+    """Codes ``[tokens, kv_heads, 128]`` and stored norms in the codec's own decoder, float64."""
+    rows = codec.layout.pack(codes.flatten(1))  # type: ignore[attr-defined]
+    return codec.decode((rows, norms)).double()
+
+
+__all__ = ["SHARES", "TileAttention", "reference_attention"]
