@@ -10,7 +10,15 @@ from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.kernels.formats import MAX_BITS, CacheFormat, Group, HaarRotation, HeadFormat, RotatedCodebook
 from kvbench.quantizer import Quantizer
 from kvbench.quantizers.bit_allocation import allocate_bits
-from kvbench.quantizers.tqmse import KEY_STREAM, VALUE_STREAM, check_bits, norm_code, uniform_format, uniform_segments
+from kvbench.quantizers.tqmse import (
+    KEY_STREAM,
+    VALUE_STREAM,
+    check_bits,
+    check_seed,
+    norm_code,
+    uniform_format,
+    uniform_segments,
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class BlockGTQ(Quantizer):
     """RoPE-aware bit allocation (arXiv 2606.24033): greedy widths per RoPE block, one group a width; V is TQ-MSE.
 
     Blocks are scored by ``(E|q_i|^2 + E|k_i|^2) / 2`` per layer and KV head. Dims outside the rotary part form a group
-    of their own at the whole number of bits below the average.
+    of their own at the average.
     """
 
     name: ClassVar[str] = "blockgtq"
@@ -32,6 +40,7 @@ class BlockGTQ(Quantizer):
     def __post_init__(self) -> None:
         check_bits("k_bits", self.k_bits)
         check_bits("v_bits", self.v_bits)
+        check_seed(self.seed)
         if not 1 <= self.min_bits <= self.max_bits <= MAX_BITS:
             raise ConfigurationError(
                 f"quantizer.min_bits={self.min_bits} and max_bits={self.max_bits} are not allowed: "
@@ -58,15 +67,16 @@ class BlockGTQ(Quantizer):
 
     def _head(self, layer: LayerCalibration, geometry: LayerGeometry, head: int, scores: list[float]) -> HeadFormat:
         rest = geometry.unrotated_dims
-        # in units of two dims, as blocks are; the rest takes whole bits, what a fraction leaves goes to the blocks
-        budget = math.floor(geometry.head_dim * self.k_bits / 2) - len(rest) // 2 * math.floor(self.k_bits)
+        budget = math.floor(len(scores) * self.k_bits)
         widths = allocate_bits(scores, budget, self.min_bits, self.max_bits) if scores else ()
         members: dict[int, list[int]] = {}
         for block, bits in zip(geometry.blocks, widths, strict=True):
             members.setdefault(bits, []).extend(block)
-        groups = [(tuple(members[bits]), bits) for bits in sorted(members, reverse=True)]
+        groups: list[tuple[tuple[int, ...], float]] = [
+            (tuple(members[bits]), bits) for bits in sorted(members, reverse=True)
+        ]
         if rest:
-            groups.append((rest, math.floor(self.k_bits)))
+            groups.append((rest, self.k_bits))
         seed = self.seed + KEY_STREAM + head
         return HeadFormat(
             tuple(

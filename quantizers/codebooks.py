@@ -64,6 +64,12 @@ class CoordinateLaw:
         return float(1.0 - self.dim * np.sum(2 * levels * moment - levels**2 * mass))
 
 
+@lru_cache(maxsize=64)
+def coordinate_law(dim: int) -> CoordinateLaw:
+    """The law in ``dim`` dimensions, tabulated once."""
+    return CoordinateLaw(dim)
+
+
 def _edges(levels: Array) -> Array:
     return np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [1.0]])
 
@@ -74,10 +80,10 @@ def lloyd_max(dim: int, bits: int) -> tuple[float, ...]:
 
     Newton's method on "every level is the centroid of its cell"; plain Lloyd steps converge too slowly at 8 bits.
     """
-    law = CoordinateLaw(dim)
+    law = coordinate_law(dim)
     count = 2 ** (bits - 1)
     # start from the high-rate optimum, level density proportional to density^(1/3): the law in (dim + 6) / 3 dims
-    start = CoordinateLaw(max(2, round((dim + 6) / 3)))
+    start = coordinate_law(max(2, round((dim + 6) / 3)))
     levels: Array = start.quantile(1.0 - (np.arange(count) + 0.5) / count)
     for step in range(LLOYD_STEPS + NEWTON_STEPS):
         edges = _edges(levels)
@@ -105,17 +111,18 @@ def _centroid_slopes(law: CoordinateLaw, levels: Array, edges: Array, mass: Arra
 def codebook(dim: int, bits: int) -> Codebook:
     """The optimal ``bits``-bit codebook for groups of ``dim`` dims, with integer levels.
 
-    Rounding to integers costs less than 0.1 percent of the distortion (0.4 percent at 4 bits, whose levels are odd so
-    that a kernel may hold them as signed bytes and a half): the multiplier is searched for.
+    Rounding to integers costs less than 0.1 percent of the distortion up to 6 bits, 0.2 percent at 7 and 0.6 at 8,
+    where cells are only a few integers wide. 4-bit levels are odd, so that a kernel may hold them as signed bytes and
+    a half. The scale is a float32 number: the last bits of a platform's logarithms and sines do not reach it.
     """
     exact = np.array(lloyd_max(dim, bits))
-    law = CoordinateLaw(dim)
+    law = coordinate_law(dim)
     best: tuple[float, Array, float] | None = None
     for top in _top_levels(bits):
         positive = _round_levels(exact * (top / exact[-1]), odd=bits == 4)
         if positive[0] < 1 or np.any(np.diff(positive) < 1):
             continue
-        scale = float(positive @ exact / (positive @ positive))
+        scale = float(np.float32(positive @ exact / (positive @ positive)))
         distortion = law.distortion(positive * scale)
         if best is None or distortion < best[0]:
             best = (distortion, positive, scale)

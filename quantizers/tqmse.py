@@ -33,6 +33,12 @@ def check_bits(option: str, bits: float) -> None:
         )
 
 
+def check_seed(seed: int) -> None:
+    """Raise ConfigurationError for a seed that names no rotation."""
+    if not 0 <= seed < 2**63:
+        raise ConfigurationError(f"quantizer.seed={seed} is not allowed: choose a whole number from 0 to 2^63 - 1.")
+
+
 def uniform_segments(dims: int, bits: float) -> tuple[Segment, ...]:
     """Segments of a rotated group of ``dims`` coordinates with ``floor(dims * bits)`` bits in all.
 
@@ -81,6 +87,7 @@ class TQMSE(Quantizer):
     def __post_init__(self) -> None:
         check_bits("k_bits", self.k_bits)
         check_bits("v_bits", self.v_bits)
+        check_seed(self.seed)
 
     def fit(self, calibration: Calibration | None, geometry: ModelGeometry) -> CacheFormat:
         assert calibration is not None
