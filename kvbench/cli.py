@@ -60,9 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as 'head' does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        print("kvbench: this is a defect in kvbench or in a plugin; please report it.", file=sys.stderr)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"kvbench: a defect in kvbench or a plugin, please report it: {what}", file=sys.stderr)
         return 1
 
 

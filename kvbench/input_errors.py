@@ -18,12 +18,11 @@ from omegaconf.errors import (
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.registry import Registry
 
-TYPE_WORDS = {
-    "Integer": "a whole number",
-    "Float": "a number",
-    "Boolean": "true or false",
-    "List": "a list such as [a,b]",
-    "str": "text",
+# How OmegaConf's messages on a value of the wrong type end, and what to say instead.
+ENDINGS = {
+    "to Integer": "a whole number",
+    "to Float": "a number",
+    "a valid bool": "true or false",
 }
 HELP = "'kvbench --help' lists options and choices."
 
@@ -77,6 +76,8 @@ def _missing_choice(error: MissingConfigException, registry: Registry) -> str:
     if not group:
         return _two_lines(str(error))
     options = [str(option) for option in error.options or ()]
+    if (group, name) == ("hydra/launcher", "joblib"):
+        return "the joblib launcher is not installed: pip install 'kvbench[joblib]', or use hydra.launcher.jobs=N."
     if group == "task":  # Hydra says nothing of a list's options
         options = list(registry.tasks)
     return registry.unknown(group, name, options)
@@ -102,7 +103,7 @@ def _keys(node: Any) -> list[str]:
 
 def _bad_value(error: ValidationError) -> str:
     text = str(error.msg or error).splitlines()[0]
-    expected = next((words for kind, words in TYPE_WORDS.items() if text.endswith(f"to {kind}")), None)
+    expected = next((words for ending, words in ENDINGS.items() if re.search(f" {ending}( \\(|$)", text)), None)
     if expected and error.full_key and "'" in text:
         given = text.split("'")[1]
         return f"{error.full_key}={given} is not allowed: it must be {expected}."

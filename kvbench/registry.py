@@ -7,6 +7,7 @@ takes nothing down but itself. ``KVBENCH_DISABLE_PLUGINS`` holds names of plugin
 import importlib.metadata
 import os
 import re
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 GROUP = "kvbench"
 DISABLE_VARIABLE = "KVBENCH_DISABLE_PLUGINS"
 BUILTIN_PLUGIN = "builtins"
+LONGEST_ERROR = 300  # characters; the traceback has the rest
 # Names are typed in overrides and become folders: letters, digits, dot, dash, underscore.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -46,6 +48,7 @@ class Plugin:
     distribution: str
     version: str
     disabled: bool = False
+    registered: bool = False
     errors: list[str] = field(default_factory=list)
     tracebacks: list[str] = field(default_factory=list)
 
@@ -57,8 +60,8 @@ class Plugin:
         if isinstance(error, str):
             self.errors.append(error)
             return
-        first = str(error).strip().splitlines()
-        self.errors.append(f"{type(error).__name__}: {first[0]}" if first else type(error).__name__)
+        words = " ".join(str(error).split())
+        self.errors.append(textwrap.shorten(f"{type(error).__name__}: {words}", LONGEST_ERROR).rstrip(": "))
         self.tracebacks.append("".join(traceback.format_exception(error)))
 
 
@@ -173,9 +176,11 @@ class Registry:
 
     def _provided(self, plugin: Plugin, hook: str) -> Iterator[Any]:
         """What one plugin's implementation of a hook returns; its errors are recorded, not raised."""
+        if not plugin.registered:
+            return
         implementation = self._manager.get_plugin(plugin.name)
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
-            if implementation is None or impl.plugin is not implementation:
+            if impl.plugin is not implementation:
                 continue
             try:
                 values = impl.function()
@@ -222,6 +227,7 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, load: Callable[[], 
         implementation = load()
         manager.register(implementation, plugin.name)
         manager.check_pending()
+        plugin.registered = True
     except (Exception, SystemExit) as error:
         plugin.fail(error)
         # pluggy keeps a plugin whose registration failed, and would call the hooks it got to.

@@ -78,7 +78,10 @@ class CellSweeper(Sweeper):
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> list[CellOutcome]:
-        """Run all cells and write the summary. Raises SweepFailed where a cell failed."""
+        """Run all cells and write the summary.
+
+        Raises ConfigurationError where no cell can run, and SweepFailed where some cell failed.
+        """
         # Imported late: Hydra executes the modules of its plugins anew when it starts.
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -86,19 +89,21 @@ class CellSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(arguments), None)
         cells = name_cells(combinations)
+        registry = load_registry()
+        errors: dict[str, str] = {}
+        launchable = [cell for cell in cells if self._composes(cell, registry, errors)]
+        if not launchable:
+            raise ConfigurationError(next(iter(errors.values())))
         directory = Path(str(self.config.hydra.sweep.dir)).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, directory / "multirun.yaml")
-
-        registry = load_registry()
         for notice in registry.notices():
             print(f"kvbench: warning: {notice}", file=sys.stderr)
-        errors: dict[str, str] = {}
-        launchable = [cell for cell in cells if self._composes(cell, registry, errors)]
+        for name, error in errors.items():
+            _report_failure(name, error)
         started = time.time()
         try:
-            if launchable:
-                self._launch(launchable, errors)
+            self._launch(launchable, errors, directory, started)
         finally:
             outcomes = [_outcome(cell, directory, errors.get(cell.name), started) for cell in cells]
             write_summary(outcomes, directory)
@@ -121,18 +126,16 @@ class CellSweeper(Sweeper):
             if said is None:
                 raise
             errors[cell.name] = str(said)
-            _report_failure(cell.name, str(said))
         return cell.name not in errors
 
-    def _launch(self, cells: Sequence[Cell], errors: dict[str, str]) -> None:
-        assert self.launcher is not None
+    def _launch(self, cells: Sequence[Cell], errors: dict[str, str], directory: Path, started: float) -> None:
         jobs = [[*cell.overrides, f"hydra.sweep.subdir={quoted(cell.name)}"] for cell in cells]
         try:
             returns = self.launcher.launch(jobs, initial_job_idx=0)
         except Exception as error:  # a worker that died takes joblib's whole batch with it
-            for cell in cells:
-                errors[cell.name] = f"{type(error).__name__}: {error}"
-            _report_failure("all", f"the launcher failed: {error}")
+            unfinished = [cell for cell in cells if not _has_result(directory / cell.name, started)]
+            errors.update({cell.name: f"{type(error).__name__}: {error}" for cell in unfinished})
+            _report_failure("the launcher", str(error))
             return
         for cell, returned in zip(cells, returns, strict=True):
             reason = _job_error(returned)
@@ -223,13 +226,18 @@ def _flags(config: DictConfig) -> list[str]:
 
 
 def _outcome(cell: Cell, directory: Path, error: str | None, started: float) -> CellOutcome:
-    """A cell's outcome, not to be mistaken for that of an earlier sweep into the same folder."""
-    folder = directory / cell.name
+    """A cell's outcome: what its result says, unless it failed after or without one."""
+    if error is not None and _has_result(directory / cell.name, started):
+        outcome = read_outcome(cell, directory / cell.name)
+        if outcome.status != "ok":
+            return outcome
+    return read_outcome(cell, directory / cell.name, error)
+
+
+def _has_result(folder: Path, started: float) -> bool:
+    """Whether the cell wrote a result since ``started``; an earlier sweep into the same folder does not count."""
     result = folder / "result.json"
-    if error is not None and result.exists() and result.stat().st_mtime >= started:
-        outcome = read_outcome(cell, folder)
-        return outcome if outcome.status != "ok" else read_outcome(cell, folder, error)
-    return read_outcome(cell, folder, error)
+    return result.exists() and result.stat().st_mtime >= started
 
 
 def _job_error(returned: JobReturn) -> str | None:
