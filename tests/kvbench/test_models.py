@@ -316,6 +316,7 @@ def write_gguf(path: Path) -> Path:
     writer.add_token_list([*sorted(vocabulary, key=vocabulary.__getitem__), "ab"])
     writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL, TokenType.NORMAL])
     writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
     names = {
         "input_layernorm": "attn_norm",
