@@ -75,7 +75,7 @@ class CellSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
         self.hydra_context = hydra_context
-        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+        self.cell_launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> list[CellOutcome]:
         """Run all cells and write the summary.
@@ -131,7 +131,7 @@ class CellSweeper(Sweeper):
     def _launch(self, cells: Sequence[Cell], errors: dict[str, str], directory: Path, started: float) -> None:
         jobs = [[*cell.overrides, f"hydra.sweep.subdir={quoted(cell.name)}"] for cell in cells]
         try:
-            returns = self.launcher.launch(jobs, initial_job_idx=0)
+            returns = self.cell_launcher.launch(jobs, initial_job_idx=0)
         except Exception as error:  # a worker that died takes joblib's whole batch with it
             unfinished = [cell for cell in cells if not _has_result(directory / cell.name, started)]
             errors.update({cell.name: f"{type(error).__name__}: {error}" for cell in unfinished})
