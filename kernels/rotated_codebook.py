@@ -115,7 +115,7 @@ class RotatedCodebookCodec(Codec):
         rotated = self._rotate(x.reshape(-1, self.kv_heads, self.head_dim)).flatten(-2)
         norms = self._group_norms(rotated)
         if not torch.isfinite(norms).all():
-            raise ValueError(f"cannot encode a vector of elements up to {x.abs().max():.4g}: its norm overflows float32")
+            raise ValueError(f"a vector with elements up to {x.abs().max():.4g} has a norm that overflows float32")
         unit = rotated / norms.clamp_min(torch.finfo(torch.float32).tiny)[:, self._group_of]
         codes = torch.searchsorted(self._thresholds, unit.T.contiguous()).to(torch.uint8).T
         corrected = norms / self._group_norms(self._values(codes))

@@ -42,9 +42,10 @@ def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def source_digest(module_name: str) -> str:
-    """SHA-256 over the Python source of the top-level package (or single module) that ``module_name`` belongs to.
+    """SHA-256 over the code of the top-level package (or single module) that ``module_name`` belongs to.
 
-    kvbench's rooms lie in several folders; all of them count as kvbench.
+    kvbench's rooms lie in several folders; all of them count as kvbench. Of a plugin's package every file counts, since
+    tables and kernels beside its Python determine its numbers too.
     """
     top = module_name.split(".")[0]
     module = sys.modules[top]
@@ -54,7 +55,8 @@ def source_digest(module_name: str) -> str:
         places = [Path(room.__path__[0]) for room in (kvbench, conf, kernels, quantizers, reports, tasks)]
         files = sorted(file for place in places for file in place.rglob("*.py"))
     elif hasattr(module, "__path__"):
-        files = sorted(file for place in module.__path__ for file in Path(place).rglob("*.py"))
+        found = (file for place in module.__path__ for file in Path(place).rglob("*"))
+        files = sorted(file for file in found if file.is_file() and "__pycache__" not in file.parts)
     else:
         files = [Path(inspect.getfile(module))]
     total = hashlib.sha256()

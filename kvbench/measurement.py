@@ -1,5 +1,6 @@
 """Measuring one quantizer: fit it to the model, run every task on it, keep what was measured with its proof."""
 
+import json
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvbench.errors import KvbenchError, PluginError
+from kvbench.errors import KvbenchError, NonFiniteError, PluginError
 from kvbench.identity import digest, implementation
 from kvbench.job import Job
 from kvbench.kernels.formats import CacheFormat, RotatedCodebook
@@ -74,13 +75,15 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
 
 def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Task) -> StoredTask:
     """One task, from the store where the same thing was measured before. Out of memory and bugs are results."""
-    key = digest({**job.identity(), "quantizer": implementation(quantizer), "task": implementation(task)})
+    parts = {"quantizer": implementation(quantizer), "format": format.digest(), "task": implementation(task)}
+    key = digest({**job.identity(), **parts})
     if (stored := recall(key)) is not None:
         return stored
     session = Session(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo)
     started = time.perf_counter()
     try:
         done = task.run(session)
+        check_metrics(task.name, quantizer.name, done.metrics)
     except KvbenchError:
         raise
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
@@ -101,6 +104,17 @@ def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Tas
     stored = StoredTask(task=record, engagement=session.engagement, compression=session.compression)
     remember(key, stored)
     return stored
+
+
+def check_metrics(task: str, quantizer: str, metrics: Mapping[str, Any]) -> None:
+    """Raise NonFiniteError for NaN or infinity among a task's metrics, PluginError where they are not JSON data."""
+    for key, value in metrics.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise NonFiniteError(f"task '{task}' on quantizer '{quantizer}': {key} has NaN or infinity.") from error
+        except TypeError as error:
+            raise PluginError(f"task '{task}' must return plain JSON data as metrics; {key}: {error}.") from error
 
 
 def _added(first: list[LayerEngagement], second: list[LayerEngagement]) -> list[LayerEngagement]:

@@ -21,7 +21,12 @@ Status = Literal["ok", "oom", "failed", "partial"]
 class Record(BaseModel):
     """Base of the schema: unknown keys are an error, NaN and infinity are not JSON."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # inside metrics, pydantic would otherwise write NaN as null
+        protected_namespaces=(),
+    )
 
 
 class ModelRecord(Record):
@@ -159,10 +164,11 @@ def write_result(result: Result, directory: Path) -> Path:
     """Check ``result`` against the schema and write ``directory/result.json`` atomically."""
     try:
         checked = Result.model_validate_json(result.model_dump_json())
-    except ValidationError as error:
+        text = json.dumps(checked.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # pydantic's errors and json's are such
         raise ResultError(f"the result does not satisfy the schema: {error}") from error
     path = directory / "result.json"
-    write_text_atomically(path, json.dumps(checked.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
+    write_text_atomically(path, text + "\n")
     return path
 
 

@@ -15,8 +15,10 @@ def rotary_module(model: nn.Module) -> nn.Module:
     raise ModelError(f"{type(model).__name__} has no rotary embedding module; kvbench serves models with RoPE.")
 
 
-def layer_frequencies(model: nn.Module, layer: int) -> tuple[Tensor, float]:
+def layer_frequencies(model: nn.Module, layer: int, geometry: LayerGeometry) -> tuple[Tensor, float]:
     """Inverse frequencies (float64 ``[rotary_dim / 2]``, radians a position) and the attention scaling of one layer.
+
+    ``geometry`` is the layer's own: a layer without RoPE has no frequencies, whatever the rest of the model has.
 
     Read from the model's own rotary module, so RoPE scaling (llama3, yarn, linear, longrope's short factors) is the
     model's own. Models with several layer types (Gemma 3) keep one set a type.
@@ -26,7 +28,7 @@ def layer_frequencies(model: nn.Module, layer: int) -> tuple[Tensor, float]:
     prefix = f"{types[layer]}_" if types and hasattr(module, f"{types[layer]}_inv_freq") else ""
     frequencies = getattr(module, f"{prefix}inv_freq")
     scaling = getattr(module, f"{prefix}attention_scaling", 1.0)
-    return frequencies.detach().double(), float(scaling)
+    return frequencies.detach().double()[: geometry.rotary_dim // 2], float(scaling)
 
 
 def turn(x: Tensor, angles: Tensor, geometry: LayerGeometry) -> Tensor:
@@ -34,7 +36,7 @@ def turn(x: Tensor, angles: Tensor, geometry: LayerGeometry) -> Tensor:
 
     ``out_i0 = x_i0 cos - x_i1 sin``, ``out_i1 = x_i1 cos + x_i0 sin``; dims outside the rotary part stay.
     """
-    blocks = torch.tensor(geometry.blocks, device=x.device)
+    blocks = torch.tensor(geometry.blocks, dtype=torch.long, device=x.device).reshape(-1, 2)
     first, second = x[..., blocks[:, 0]], x[..., blocks[:, 1]]
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     out = x.clone()

@@ -231,7 +231,7 @@ class Session:
         if not isinstance(packed, PackedLayer):
             return keys.float()
         shape = self.loaded.geometry.layers[layer]
-        frequencies, _ = layer_frequencies(self.loaded.model, layer)
+        frequencies, _ = layer_frequencies(self.loaded.model, layer, shape)
         positions = torch.arange(keys.shape[1], dtype=torch.float64, device=keys.device)
         angles = (positions[:, None] * frequencies)[:, None]
         states = turn(keys.float(), angles, shape).transpose(1, 2)

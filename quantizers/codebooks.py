@@ -90,7 +90,7 @@ def lloyd_max(dim: int, bits: int) -> tuple[float, ...]:
         mass = law.mass(edges[:-1], edges[1:])
         gap = law.first_moment(edges[:-1], edges[1:]) / mass - levels
         if step >= LLOYD_STEPS:
-            gap = np.linalg.solve(np.eye(count) - _centroid_slopes(law, levels, edges, mass), gap)
+            gap = np.linalg.solve(np.eye(count) - _centroid_slopes(law, levels, edges, mass), gap).astype(np.float64)
         levels = levels + gap
     if np.any(np.diff(levels) <= 0) or np.max(np.abs(gap)) > 1e-9:
         raise RuntimeError(f"no Lloyd-Max codebook found for {dim} dims and {bits} bits")

@@ -27,7 +27,7 @@ def offset_errors(q: "Tensor", error: "Tensor", angles: "Tensor", geometry: Laye
     tokens, kv_heads, _ = error.shape
     grouped = q.float().reshape(tokens, kv_heads, geometry.group_size, -1)
     spread = error.float().unsqueeze(2)
-    blocks = torch.tensor(geometry.blocks, device=q.device)
+    blocks = torch.tensor(geometry.blocks, dtype=torch.long, device=q.device).reshape(-1, 2)
     q0, q1 = grouped[..., blocks[:, 0]], grouped[..., blocks[:, 1]]
     e0, e1 = spread[..., blocks[:, 0]], spread[..., blocks[:, 1]]
     cos, sin = angles.cos().float().T, angles.sin().float().T
@@ -73,10 +73,10 @@ class LogitError(Task):
         with session.storage() as cache:
             for captured in session.captured(windows, WINDOWS_AT_ONCE):
                 for layer, (q, k) in enumerate(captured):
-                    frequencies, _ = layer_frequencies(session.loaded.model, layer)
+                    shape = geometry.layers[layer]
+                    frequencies, _ = layer_frequencies(session.loaded.model, layer, shape)
                     angles = distances[:, None].to(frequencies.device) * frequencies
                     error = k.float() - session.stored_keys(cache, layer, k)
-                    shape = geometry.layers[layer]
                     sums[layer] += offset_errors(q.flatten(0, 1), error.flatten(0, 1), angles, shape).cpu()
         per_head = [
             total / (self.tokens * shape.group_size * self.offsets)
