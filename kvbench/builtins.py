@@ -21,10 +21,11 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
 
 @hookimpl
 def kvbench_tasks() -> "list[type[Task]]":
+    from kvbench.tasks.fidelity import Fidelity
     from kvbench.tasks.logit_error import LogitError
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity]
+    return [LogitError, Perplexity, Fidelity]
 
 
 @hookimpl

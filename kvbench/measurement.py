@@ -16,8 +16,9 @@ from kvbench.measurement_store import StoredTask, recall, remember
 from kvbench.models import LoadedModel
 from kvbench.progress import announce
 from kvbench.quantizer import Quantizer
-from kvbench.results import CacheRecord, LayerEngagement, Measurement, Result, TaskRecord
+from kvbench.results import CacheRecord, LayerEngagement, Measurement, PairedDifference, Result, TaskRecord
 from kvbench.session import Session
+from kvbench.statistics import paired_difference
 from kvbench.task import Task
 
 UNMEASURED = frozenset({"seconds"})  # metrics that differ between runs of the same thing
@@ -99,6 +100,7 @@ def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Tas
         n=done.n,
         unit=done.unit,
         notes=list(done.notes),
+        samples=done.samples,
         duration_s=time.perf_counter() - started,
     )
     stored = StoredTask(task=record, engagement=session.engagement, compression=session.compression)
@@ -151,6 +153,22 @@ def flag_identical(result: Result) -> None:
                     one.tasks[task].notes.append(
                         f"identical to {other_name}: two formats that must differ gave the same numbers to the last bit"
                     )
+
+
+def pair_with_baselines(result: Result) -> None:
+    """Fill ``paired`` of the quantizer's tasks: its samples minus each baseline's, where both have the same ones."""
+    for name, record in result.tasks.items():
+        for baseline, measurement in result.baselines.items():
+            other = measurement.tasks.get(name)
+            if other is None or record.status != "ok" or other.status != "ok":
+                continue
+            differences = {
+                metric: PairedDifference(**paired_difference(values, other.samples[metric])._asdict(), n=len(values))
+                for metric, values in record.samples.items()
+                if len(other.samples.get(metric, ())) == len(values)
+            }
+            if differences:
+                record.paired[baseline] = differences
 
 
 def _comparable(metrics: Mapping[str, Any]) -> dict[str, Any]:

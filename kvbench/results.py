@@ -83,6 +83,15 @@ class Compression(Record):
     tokens: int
 
 
+class PairedDifference(Record):
+    """Mean difference of paired samples with the bounds of its 95 percent bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int = Field(description="pairs")
+
+
 class TaskRecord(Record):
     status: Status
     path: Literal["packed", "simulated"] | None = None
@@ -92,6 +101,10 @@ class TaskRecord(Record):
     duration_s: float = 0.0
     reused: bool = Field(default=False, description="measured by an earlier run of the same configuration and code")
     notes: list[str] = Field(default_factory=list)
+    samples: dict[str, list[float]] = Field(default_factory=dict, description="values behind a metric, for pairing")
+    paired: dict[str, dict[str, PairedDifference]] = Field(
+        default_factory=dict, description="by baseline and metric: this quantizer minus the baseline"
+    )
     error: str | None = None
 
 

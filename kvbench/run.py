@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvbench.errors import ResultError
 from kvbench.identity import digest, environment, implementation
 from kvbench.job import Job, load
-from kvbench.measurement import flag_identical, measure
+from kvbench.measurement import flag_identical, measure, pair_with_baselines
 from kvbench.quantizer import Quantizer
 from kvbench.results import Measurement, ModelRecord, QuantizerRecord, Result, Status, read_result, write_result
 
@@ -50,6 +50,7 @@ def run(config: DictConfig, output_dir: Path, registry: "Registry") -> Result:
         for _ in measure(job, quantizer, baseline):
             keep()
     flag_identical(result)
+    pair_with_baselines(result)
     keep(status)
     return result
 

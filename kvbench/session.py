@@ -17,7 +17,7 @@ from kvbench.attention import packed_attention
 from kvbench.compression import measure_compression
 from kvbench.configuration import CacheConfig
 from kvbench.engagement import prove_engagement
-from kvbench.kernels.formats import CacheFormat
+from kvbench.kernels.formats import CacheFormat, Dense
 from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
 from kvbench.progress import track
 from kvbench.quantizer import Quantizer
@@ -69,6 +69,12 @@ class Session:
         """An empty packed cache of this session's format and options."""
         options = CacheOptions.from_config(self.cache)
         return PackedCache(self.format, self.loaded.geometry, options, self.cache.excluded_layers)
+
+    def unquantized_cache(self) -> PackedCache:
+        """An empty cache that keeps keys and values in the model's own dtype: what quantized ones are compared with."""
+        geometry = self.loaded.geometry
+        formats = tuple(Dense(layer.kv_heads, layer.head_dim, geometry.dtype) for layer in geometry.layers)
+        return PackedCache(CacheFormat(formats, formats), geometry)
 
     @contextmanager
     def engage(self, expected_tokens: int = 0) -> Iterator[PackedCache]:

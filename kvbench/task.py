@@ -14,14 +14,16 @@ class TaskResult:
 
     ``path`` is ``"packed"`` where keys and values were read from packed storage, ``"simulated"`` where they were
     quantized and dequantized without being stored. ``metrics`` is plain JSON data; ``n`` counts the samples behind it
-    and ``unit`` says what one is ("tokens", "windows", ...).
+    and ``unit`` says what one is ("tokens", "windows", ...). ``samples`` holds the values behind a metric, in an order
+    that is the same for every quantizer, so that quantizers can be compared pair by pair.
     """
 
     metrics: dict[str, Any]
     n: int
     unit: str
     path: Literal["packed", "simulated"]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from kvbench.session import Session
 
 
+BLOCK = 64  # tokens averaged into one sample: neighbours are correlated
+
+
 @dataclass(frozen=True)
 class Perplexity(Task):
     """``exp`` of the mean negative log-likelihood of the tokens of ``windows`` windows of the evaluation text.
@@ -37,16 +40,20 @@ class Perplexity(Task):
             )
 
     def run(self, session: "Session") -> TaskResult:
+        from kvbench.statistics import block_means
+
         stride = self.stride or self.window
         text = session.windows((self.windows - 1) * stride + self.window)[0]
         start = time.perf_counter()
         per_window: list[float] = []
+        samples: list[float] = []
         total, scored = 0.0, 0
         for index in session.track(range(self.windows), "perplexity"):
             tokens = text[index * stride : index * stride + self.window]
             losses = session.token_losses(tokens)
             kept = losses if index == 0 else losses[-stride:]
             per_window.append(math.exp(float(kept.mean())))
+            samples += block_means(kept.tolist(), BLOCK)
             total += float(kept.sum())
             scored += len(kept)
         return TaskResult(
@@ -63,4 +70,5 @@ class Perplexity(Task):
             n=scored,
             unit="tokens",
             path=session.path,
+            samples={"nll": samples},
         )
