@@ -299,7 +299,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_gguf(path: Path) -> Path:
     from gguf import GGUFWriter, TokenType
 
-    model = load_model(random_config(architecture={**LLAMA, "vocab_size": 258}), "cpu").model
+    model = load_model(random_config(architecture={**LLAMA, "vocab_size": 259}), "cpu").model
     vocabulary = byte_tokenizer().get_vocab()
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(2)
@@ -308,14 +308,14 @@ def write_gguf(path: Path) -> Path:
     writer.add_feed_forward_length(96)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
-    writer.add_vocab_size(258)
+    writer.add_vocab_size(259)
     writer.add_rope_dimension_count(16)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*sorted(vocabulary, key=vocabulary.__getitem__), "ab"])
-    writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL, TokenType.NORMAL])
-    writer.add_token_merges(["a b"])
+    writer.add_token_list([*sorted(vocabulary, key=vocabulary.__getitem__), "ab", "cd"])
+    writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL] + [TokenType.NORMAL] * 2)
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(256)
     writer.add_eos_token_id(256)
     names = {
