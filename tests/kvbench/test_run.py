@@ -100,11 +100,13 @@ def test_result_holds_quantizer_and_baselines_with_proof(registry: Registry, tmp
     result = run(configuration(registry), tmp_path / "out", registry)
     assert read_result(tmp_path / "out" / "result.json") == result
     assert list(result.measurements()) == ["blockgtq", "fp16", "tqmse"]
-    for measurement in result.measurements().values():
+    for name, measurement in result.measurements().items():
         assert measurement.status == "ok"
         assert measurement.tasks.keys() == {"logit_error", "perplexity"}
         assert measurement.cache is not None
         assert all(layer.packed_tokens_read > 0 for layer in measurement.cache.engagement)
+        stored = {layer.key_format for layer in measurement.cache.engagement}
+        assert stored == {"dense" if name == "fp16" else "rotated_codebook"}
     assert not any(record.notes for each in result.measurements().values() for record in each.tasks.values())
 
 

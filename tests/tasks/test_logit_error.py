@@ -92,10 +92,12 @@ def test_error_falls_with_every_bit() -> None:
 def test_values_bits_do_not_matter_to_keys() -> None:
     coarse, fine = (SMALL.run(session(TQMSE(v_bits=bits))).metrics for bits in (1, 8))
     assert coarse == fine
+    assert coarse["mean"] > 0.01
 
 
 def test_mean_is_over_layers_and_a_layers_over_its_heads() -> None:
     metrics = SMALL.run(session(TQMSE())).metrics
+    assert min(metrics["per_layer"]) > 0.01
     assert metrics["per_layer"] == pytest.approx([np.mean(heads) for heads in metrics["per_head"]])
     assert metrics["mean"] == pytest.approx(np.mean(metrics["per_layer"]))
     assert [len(heads) for heads in metrics["per_head"]] == [2, 2]
@@ -113,6 +115,7 @@ def test_more_windows_than_go_at_once_are_all_counted() -> None:
         piece = session(TQMSE())
         piece.windows = lambda tokens, window, part=part: part  # type: ignore[method-assign,misc]
         parts.append(LogitError(tokens=part.numel(), window=12, offsets=3, max_offset=5).run(piece).metrics["mean"])
+    assert min(parts) > 0.01
     assert whole.metrics["mean"] == pytest.approx((2 * parts[0] + 4 * parts[1]) / 6, rel=1e-4)
 
 

@@ -63,7 +63,9 @@ def test_half_precision_moves_it_least_but_does_move_it() -> None:
 def test_result_says_that_it_read_packed_storage() -> None:
     work = session(TQMSE())
     assert Perplexity(windows=1, window=16).run(work).path == "packed"
-    assert [record.packed_tokens_read for record in work.engagement] == [16, 16]
+    assert [(record.key_format, record.packed_tokens_read) for record in work.engagement] == [
+        ("rotated_codebook", 16)
+    ] * 2
 
 
 @pytest.mark.parametrize(
