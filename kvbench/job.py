@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """Everything a run has loaded; ``memo`` is shared by the sessions of all its quantizers."""
+    """Everything a run has loaded; ``memo`` is shared by the sessions of all its quantizers.
+
+    ``samples_file`` gets a line for every sample as it finishes.
+    """
 
     config: DictConfig
     registry: "Registry"
@@ -35,6 +39,7 @@ class Job:
     backend: str
     calibration: Calibration | None
     memo: dict[str, Any] = field(default_factory=dict)
+    samples_file: Path | None = None
 
     def identity(self) -> dict[str, Any]:
         """What determines every number of this run, apart from quantizer and task."""

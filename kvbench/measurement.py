@@ -17,7 +17,8 @@ from kvbench.models import LoadedModel
 from kvbench.progress import announce
 from kvbench.quantizer import Quantizer
 from kvbench.results import CacheRecord, LayerEngagement, Measurement, PairedDifference, Result, TaskRecord
-from kvbench.session import Session
+from kvbench.sample_store import SampleStore, samples_path
+from kvbench.session import Session, added
 from kvbench.statistics import paired_difference
 from kvbench.task import Task
 
@@ -57,7 +58,7 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
         announce(f"measuring {task.name} of {quantizer.name}")
         stored = _measure_task(job, quantizer, format, task)
         measurement.tasks[task.name] = stored.task
-        engagement = _added(engagement, stored.engagement)
+        engagement = added(engagement, stored.engagement)
         measurement.cache = CacheRecord(
             prefill=job.cache.prefill,
             n_sink=job.cache.n_sink,
@@ -78,9 +79,11 @@ def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Tas
     """One task, from the store where the same thing was measured before. Out of memory and bugs are results."""
     parts = {"quantizer": implementation(quantizer), "format": format.digest(), "task": implementation(task)}
     key = digest({**job.identity(), **parts})
+    samples = SampleStore(samples_path(key), job.samples_file, {"quantizer": quantizer.name, "task": task.name})
     if (stored := recall(key)) is not None:
+        samples.recount()
         return stored
-    session = Session(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo)
+    session = Session(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo, samples=samples)
     started = time.perf_counter()
     try:
         done = task.run(session)
@@ -117,16 +120,6 @@ def check_metrics(task: str, quantizer: str, metrics: Mapping[str, Any]) -> None
             raise NonFiniteError(f"task '{task}' on quantizer '{quantizer}': {key} has NaN or infinity.") from error
         except TypeError as error:
             raise PluginError(f"task '{task}' must return plain JSON data as metrics; {key}: {error}.") from error
-
-
-def _added(first: list[LayerEngagement], second: list[LayerEngagement]) -> list[LayerEngagement]:
-    """Engagement over two tasks: the same layers, their reads added."""
-    if not first or not second:
-        return first or second
-    return [
-        new.model_copy(update={"packed_tokens_read": old.packed_tokens_read + new.packed_tokens_read})
-        for old, new in zip(first, second, strict=True)
-    ]
 
 
 def allocation(format: CacheFormat, loaded: LoadedModel) -> list[list[list[int]]] | None:

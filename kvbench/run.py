@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run(config: DictConfig, output_dir: Path, registry: "Registry") -> Result:
-    """Measure what ``config`` asks for and leave ``result.json`` in ``output_dir``.
+    """Measure what ``config`` asks for and leave ``result.json`` and ``samples.jsonl`` in ``output_dir``.
 
     The result is written as it grows, with status ``partial``, so that an interrupted run leaves what it finished;
     repeating the run continues there. A finished run of the same configuration and code in ``output_dir`` is read, not
@@ -36,6 +36,8 @@ def run(config: DictConfig, output_dir: Path, registry: "Registry") -> Result:
     result = _blank_result(job, quantizers)
     if (finished := _finished(output_dir, result.run_id)) is not None:
         return finished
+    job.samples_file = output_dir / "samples.jsonl"
+    job.samples_file.unlink(missing_ok=True)  # an interrupted run's samples are told again as they are recalled
 
     def keep(status: Status = "partial") -> None:
         result.status, result.duration_s = status, time.perf_counter() - started

@@ -5,7 +5,7 @@ packed, because :meth:`Session.engage` raises.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -20,9 +20,11 @@ from kvbench.engagement import prove_engagement
 from kvbench.kernels.formats import CacheFormat, Dense
 from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
 from kvbench.progress import track
+from kvbench.prompt_reader import PromptReader
 from kvbench.quantizer import Quantizer
 from kvbench.results import Compression, LayerEngagement
 from kvbench.rope import layer_frequencies, turn
+from kvbench.sample_store import KeptSamples, SampleStore
 
 if TYPE_CHECKING:
     from kvbench.corpora import Corpus
@@ -48,6 +50,7 @@ class Session:
     memo: dict[str, Any] = field(default_factory=dict)
     engagement: list[LayerEngagement] = field(default_factory=list)
     compression: Compression | None = None
+    samples: SampleStore = field(default_factory=SampleStore)
 
     path: Literal["packed", "simulated"] = "packed"
 
@@ -87,25 +90,64 @@ class Session:
         cache.expect(expected_tokens)
         with packed_attention(self.loaded.model), torch.no_grad():
             yield cache
-        self._note(cache)
+        self.note(cache)
 
-    def _note(self, cache: PackedCache) -> None:
-        proof = prove_engagement(cache, self.backend)
-        if self.engagement:
-            for record, earlier in zip(proof, self.engagement, strict=True):
-                record.packed_tokens_read += earlier.packed_tokens_read
-        self.engagement = proof
-        size = measure_compression(cache)
-        if size is not None and (self.compression is None or size.tokens > self.compression.tokens):
-            self.compression = size
+    def note(self, cache: PackedCache) -> None:
+        """Prove the engagement of a cache that has been used, and keep the proof and the cache's size.
+
+        :meth:`engage` does it on leaving. Raises EngagementError where a layer was not packed.
+        """
+        self._add(prove_engagement(cache, self.backend), measure_compression(cache))
+
+    def _add(self, engagement: list[LayerEngagement], compression: Compression | None) -> None:
+        self.engagement = added(self.engagement, engagement)
+        if compression is not None and (self.compression is None or compression.tokens > self.compression.tokens):
+            self.compression = compression
+
+    def measured(self, names: Sequence[str], measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The records ``measure()`` gives, plain JSON data, one for each of ``names``; kept as soon as they are there.
+
+        Samples that an interrupted run measured together under the same names are not measured again: their records
+        and the proof of their cache's engagement are recalled.
+        """
+        kept = self.samples.recall(names)
+        if kept is None:
+            outer, self.engagement, self.compression = (self.engagement, self.compression), [], None
+            try:
+                records = measure()
+                kept = KeptSamples(
+                    names=list(names), records=records, engagement=self.engagement, compression=self.compression
+                )
+            finally:
+                self.engagement, self.compression = outer
+            if len(records) != len(names):
+                raise ValueError(f"{len(names)} samples were to be measured, {len(records)} came back")
+            self.samples.remember(kept)
+        self._add(kept.engagement, kept.compression)
+        return kept.records
+
+    @contextmanager
+    def reading(self, expected_tokens: int = 0) -> Iterator[PromptReader]:
+        """A reader of prompts on one packed cache, with the model attending to it.
+
+        What was read is proven by ``note()`` of the reader, at the latest on leaving.
+        """
+        cache = self.new_cache()
+        cache.expect(expected_tokens)
+        reader = PromptReader(self, cache)
+        with packed_attention(self.loaded.model), torch.no_grad():
+            yield reader
+        if reader.unproven:
+            reader.note()
 
     def stream(
-        self, tokens: Tensor, cache: PackedCache, attention_mask: Tensor | None = None
+        self, tokens: Tensor, cache: PackedCache, attention_mask: Tensor | None = None, last_only: bool = False
     ) -> Iterator[tuple[int, Tensor]]:
         """Feed ``tokens [batch, count]`` to the model in chunks of ``cache.prefill_chunk``, appending to ``cache``.
 
         Yields ``(start, logits [batch, chunk, vocabulary])``, the logits that follow the tokens from ``start`` on.
-        ``attention_mask [batch, cached + count]`` marks real tokens where sequences are left-padded.
+        ``attention_mask [batch, cached + count]`` marks real tokens where sequences are left-padded. ``last_only``
+        leaves out all logits of a chunk but the last, which saves a third of a small model's time.
         """
         chunk = self.cache.prefill_chunk or tokens.shape[1]
         for start in range(0, tokens.shape[1], chunk):
@@ -116,6 +158,8 @@ class Session:
                 mask = attention_mask[:, :stop]
                 positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
                 extra = {"attention_mask": mask, "position_ids": positions[:, -piece.shape[1] :]}
+            if last_only and "logits_to_keep" in inspect.signature(self.loaded.model.forward).parameters:
+                extra["logits_to_keep"] = 1
             output = self.loaded.model(piece, use_cache=True, **{cache_argument(self.loaded.model): cache}, **extra)
             yield start, output.logits
 
@@ -137,26 +181,10 @@ class Session:
         """
         if not len(context) or not len(continuation):
             raise ValueError("context and continuation must each have at least one token")
-        total, greedy = 0.0, True
-        tokens = torch.cat([context, continuation]).to(self.device)
-        with self.engage(len(tokens)) as cache:
-            following = self._last_logits(tokens[: len(context)], cache)
-            rest = tokens[len(context) :]
-            for start, logits in self.stream(rest[None], cache):
-                chunk = torch.cat([following, logits[0, :-1].float()])
-                targets = rest[start : start + len(chunk)]
-                scores = torch.log_softmax(chunk, -1)
-                total += float(scores.gather(1, targets[:, None]).double().sum())
-                greedy &= bool((chunk.argmax(-1) == targets).all())
-                following = logits[0, -1:].float()
-        return total, greedy
-
-    def _last_logits(self, tokens: Tensor, cache: PackedCache) -> Tensor:
-        last = None
-        for _, logits in self.stream(tokens[None], cache):
-            last = logits[0, -1:].float()
-        assert last is not None
-        return last
+        with self.reading(len(context) + len(continuation)) as reader:
+            reader.read([context])
+            [scored] = reader.score([continuation])
+        return -float(scored.losses.sum()), scored.greedy
 
     def generate(self, prompts: list[Tensor], max_new_tokens: int, **options: Any) -> list[Tensor]:
         """Continue prompts (token ids ``[count]`` each) through transformers' ``generate``; the new tokens of each.
@@ -225,7 +253,7 @@ class Session:
         cache = self.new_cache()
         with torch.no_grad():
             yield cache
-        self._note(cache)
+        self.note(cache)
 
     def stored_keys(self, cache: PackedCache, layer: int, keys: Tensor) -> Tensor:
         """Keys before RoPE ``[windows, tokens, kv_heads, head_dim]`` as ``cache`` gives them back, before RoPE.
@@ -237,14 +265,24 @@ class Session:
         if not isinstance(packed, PackedLayer):
             return keys.float()
         shape = self.loaded.geometry.layers[layer]
-        frequencies, _ = layer_frequencies(self.loaded.model, layer, shape)
+        frequencies, scaling = layer_frequencies(self.loaded.model, layer, shape)
         positions = torch.arange(keys.shape[1], dtype=torch.float64, device=keys.device)
         angles = (positions[:, None] * frequencies)[:, None]
-        states = turn(keys.float(), angles, shape).transpose(1, 2)
+        states = scaling * turn(keys.float(), angles, shape).transpose(1, 2)
         packed.reset()
         packed.update(states, torch.zeros_like(states))
         decoded, _ = packed.decode()
-        return turn(decoded, -angles, shape)
+        return turn(decoded, -angles, shape) / scaling
+
+
+def added(first: list[LayerEngagement], second: list[LayerEngagement]) -> list[LayerEngagement]:
+    """The engagement of two uses of the same layers: their reads added."""
+    if not first or not second:
+        return first or second
+    return [
+        new.model_copy(update={"packed_tokens_read": old.packed_tokens_read + new.packed_tokens_read})
+        for old, new in zip(first, second, strict=True)
+    ]
 
 
 def cache_argument(model: Any) -> str:
