@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvbench.conformance import MOVED_SHARE, Check, NonConformance, NotApplicable, Specimen
+from kvbench.errors import KvbenchError
 from kvbench.kernels.formats import RotatedCodebook
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ def check_model(specimen: Specimen) -> None:
     losses = []
     for chunk in (0, 5):
         session = Session(loaded, specimen.quantizer, format, Corpus("none", "", ""), CacheConfig(prefill_chunk=chunk))
-        losses.append(session.token_losses(tokens[0]))
+        try:
+            losses.append(session.token_losses(tokens[0]))
+        except KvbenchError as error:
+            raise NonConformance(f"{specimen.quantizer.name}: a tiny model does not run: {error}") from error
         if not torch.isfinite(losses[-1]).all():
             raise NonConformance(f"{specimen.quantizer.name}: a tiny model's losses are NaN or infinite")
     difference = (losses[0] - losses[1]).abs()

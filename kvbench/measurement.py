@@ -4,6 +4,7 @@ import json
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from kvbench.job import Job
 from kvbench.kernels.formats import CacheFormat, RotatedCodebook
 from kvbench.measurement_store import StoredTask, recall, remember
 from kvbench.models import LoadedModel
+from kvbench.plugin_codec import probe
 from kvbench.progress import announce
 from kvbench.quantizer import Quantizer
 from kvbench.results import CacheRecord, LayerEngagement, Measurement, PairedDifference, Result, TaskRecord
@@ -26,8 +28,11 @@ UNMEASURED = frozenset({"seconds"})  # metrics that differ between runs of the s
 
 
 def fit(job: Job, quantizer: Quantizer) -> CacheFormat:
-    """The quantizer's format, checked against the model. Raises PluginError where it does not fit."""
-    format = quantizer.fit(job.calibration if quantizer.needs_calibration else None, job.loaded.geometry)
+    """The quantizer's format, checked against the model and, where it is a plugin's own, tried on a few numbers.
+
+    Raises PluginError where it does not fit or does not work.
+    """
+    format = _fitted(job, quantizer)
     layers = job.loaded.geometry.layers
     if not isinstance(format, CacheFormat):
         raise PluginError(
@@ -44,7 +49,33 @@ def fit(job: Job, quantizer: Quantizer) -> CacheFormat:
                     f"quantizer '{quantizer.name}', layer {index}: its {role} format has {tensor.kv_heads} KV heads of "
                     f"{tensor.head_dim} dims, the model {shape.kv_heads} of {shape.head_dim}."
                 )
+            with _named(quantizer):
+                probe(tensor, index, f"{role}s")
     return format
+
+
+def _fitted(job: Job, quantizer: Quantizer) -> CacheFormat:
+    """What ``fit`` returns. A plugin's error there is the plugin's, told in a line; kvbench's own is a defect."""
+    try:
+        return quantizer.fit(job.calibration if quantizer.needs_calibration else None, job.loaded.geometry)
+    except (KvbenchError, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if type(quantizer).__module__.startswith("kvbench."):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise PluginError(
+            f"quantizer '{quantizer.name}' ({type(quantizer).__module__}) failed in fit(): {reason}."
+        ) from error
+
+
+@contextmanager
+def _named(quantizer: Quantizer) -> Iterator[None]:
+    """Say whose format it was that failed."""
+    try:
+        yield
+    except PluginError as error:
+        raise PluginError(f"quantizer '{quantizer.name}', {error}") from error
 
 
 def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterator[None]:
@@ -86,7 +117,8 @@ def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Tas
     session = Session(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo, samples=samples)
     started = time.perf_counter()
     try:
-        done = task.run(session)
+        with _named(quantizer):
+            done = task.run(session)
         check_metrics(task.name, quantizer.name, done.metrics)
     except KvbenchError:
         raise

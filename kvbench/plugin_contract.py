@@ -4,8 +4,36 @@ import dataclasses
 import inspect
 from typing import Any
 
+import kvbench
 from kvbench.errors import PluginError
 from kvbench.options import options_class
+
+API_ATTRIBUTE = "kvbench_api_version"
+
+
+def check_api_version(plugin: Any) -> None:
+    """Raises PluginError where ``plugin`` was built for an API that this kvbench does not have.
+
+    A plugin without the attribute ``kvbench_api_version`` is taken at its word that it fits.
+    """
+    from kvbench.api import API_VERSION
+
+    declared = getattr(plugin, API_ATTRIBUTE, None)
+    if declared is None:
+        return
+    major, _, minor = str(declared).partition(".")
+    if not major.isdecimal() or not (minor or "0").isdecimal():
+        raise PluginError(f"{API_ATTRIBUTE} must be a version such as '{API_VERSION}', not {declared!r:.60}")
+    ours_major, ours_minor = map(int, API_VERSION.split("."))
+    if (int(major), int(minor or 0)) > (ours_major, ours_minor):
+        way_out = "upgrade kvbench"
+    elif int(major) < ours_major:
+        way_out = "install a newer version of the plugin"
+    else:
+        return
+    raise PluginError(
+        f"was built for kvbench API {declared}; kvbench {kvbench.__version__} has API {API_VERSION}: {way_out}"
+    )
 
 
 def check_quantizer(value: Any) -> None:

@@ -22,7 +22,13 @@ import kvbench
 from kvbench import builtins, hookspecs
 from kvbench.errors import ConfigurationError, PluginError, unknown_name
 from kvbench.options import build
-from kvbench.plugin_contract import check_model, check_quantizer, check_report_section, check_task
+from kvbench.plugin_contract import (
+    check_api_version,
+    check_model,
+    check_quantizer,
+    check_report_section,
+    check_task,
+)
 
 if TYPE_CHECKING:
     from kvbench.configuration import ModelConfig
@@ -225,14 +231,27 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, load: Callable[[], 
     implementation = None
     try:
         implementation = load()
+        check_api_version(implementation)
         manager.register(implementation, plugin.name)
         manager.check_pending()
+        if not manager.get_hookcallers(implementation):
+            raise PluginError(
+                "provides nothing: it has no function kvbench_quantizers, kvbench_tasks, kvbench_models or "
+                "kvbench_report_sections decorated with @hookimpl"
+            )
         plugin.registered = True
+    except PluginError as error:
+        plugin.fail(str(error))
+        _forget(manager, plugin.name, implementation)
     except (Exception, SystemExit) as error:
         plugin.fail(error)
-        # pluggy keeps a plugin whose registration failed, and would call the hooks it got to.
-        if manager.get_plugin(plugin.name) is implementation and implementation is not None:
-            manager.unregister(implementation)
+        _forget(manager, plugin.name, implementation)
+
+
+def _forget(manager: pluggy.PluginManager, name: str, implementation: Any) -> None:
+    """pluggy keeps a plugin whose registration failed, and would call the hooks it got to."""
+    if implementation is not None and manager.get_plugin(name) is implementation:
+        manager.unregister(implementation)
 
 
 def _checked_name(value: Any) -> str:

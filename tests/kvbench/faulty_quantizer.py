@@ -87,6 +87,10 @@ class BytesCodec(Codec):
             return x.double()
         if self.fault == "noise":
             return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) * x.std()
+        if self.fault == "raises":
+            raise RuntimeError("no luck")
+        if self.fault == "decodes NaN":
+            return x * torch.nan
         if self.fault == "NaN in long caches" and x.numel() and x.shape[-3] > 30 and x.dim() > 3:
             return x * torch.nan
         return x
@@ -108,7 +112,7 @@ class Faulty(Quantizer):
         answer: Any = None
         if self.fault == "returns a list":
             return [answer]  # type: ignore[return-value]
-        if self.fault == "crashes at 80" and geometry.head_dim == 80:
+        if self.fault == "crashes" or (self.fault == "crashes at 80" and geometry.head_dim == 80):
             raise IndexError("list index out of range")
         if self.fault == "one layer":
             geometry = ModelGeometry(geometry.layers[:1])

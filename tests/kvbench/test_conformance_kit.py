@@ -52,7 +52,7 @@ ALL: dict[str, Callable[[Specimen], None]] = {**CHECKS, **RUNS}
         ("global", "other_process", "cannot be decoded in another process from its planes alone"),
         ("scale of the batch", "batch_invariance", "of the vectors differently when batched"),
         ("scale of the call", "pieces", "of the vectors differently when appended in pieces"),
-        ("NaN in long caches", "model", "a tiny model's losses are NaN or infinite"),
+        ("NaN in long caches", "model", "a tiny model does not run: layer 1|a tiny model's losses are NaN"),
     ],
 )
 def test_each_fault_fails_its_check_with_its_own_sentence(fault: str, check: str, message: str) -> None:
