@@ -45,8 +45,11 @@ class _OnlineSoftmax:
         self.total = torch.zeros(queries.shape[:-1], device=queries.device)
         self.sum: Tensor | None = None
 
-    def add(self, keys: Tensor, values: Tensor, visible: Tensor | None) -> None:
-        logits = torch.einsum("bqhgd,bthd->bqhgt", self.queries, keys) * self.scaling
+    def add(self, keys: Tensor, values: Tensor, visible: Tensor | None, more_logits: Tensor | None = None) -> None:
+        logits = torch.einsum("bqhgd,bthd->bqhgt", self.queries, keys)
+        if more_logits is not None:
+            logits += more_logits
+        logits *= self.scaling
         if visible is not None:
             logits.masked_fill_(~visible[:, :, None, None, :], -torch.inf)
         peak = torch.maximum(self.peak, logits.amax(-1))
@@ -80,18 +83,26 @@ def attend_packed(
     value_planes: tuple[Tensor, ...],
     visible: Visible,
     scaling: float,
+    starts: Tensor | None = None,
     tile: int = TILE,
 ) -> Partial:
-    """Attention over packed tokens; planes are ``[batch, tokens, width]``."""
+    """Attention over packed tokens; planes are ``[batch, tokens, width]``.
+
+    ``starts [batch]`` is the slot of each sequence's position 0 (left padding comes before it); zeros where None.
+    """
+    if starts is None:
+        starts = torch.zeros(queries.shape[0], dtype=torch.long, device=queries.device)
     softmax = _OnlineSoftmax(key_codec.to_space(queries), scaling)
     tokens = key_planes[0].shape[1]
     for start in range(0, tokens, tile):
         stop = min(start + tile, tokens)
         keys = key_codec.decode(tuple(plane[:, start:stop] for plane in key_planes))
         values = value_codec.decode(tuple(plane[:, start:stop] for plane in value_planes))
-        softmax.add(keys, values, visible(start, stop))
+        centre = key_codec.centre_logits(queries, start - starts, stop - start)
+        softmax.add(keys, values, visible(start, stop), centre)
     partial = softmax.result()
-    return Partial(value_codec.from_space(partial.out), partial.lse)
+    out, offset = value_codec.from_space(partial.out), value_codec.output_offset()
+    return Partial(out if offset is None else out + offset[:, None], partial.lse)
 
 
 def merge(partials: list[Partial]) -> Partial:

@@ -38,11 +38,17 @@ class Codec(ABC):
         """Bytes a token takes in storage, padding included."""
         return sum(plane.bytes_per_token for plane in self.planes)
 
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes that the format itself takes, once for the layer whatever the number of tokens (centres, bases)."""
+        return 0
+
     @abstractmethod
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         """Encode ``x [..., kv_heads, head_dim]`` (floating point); one tensor ``[..., width]`` a plane.
 
-        Raises ValueError on NaN or infinity.
+        ``positions [...]`` int64 is each vector's position in its sequence, from 0 where None; only formats with a
+        centre that turns with RoPE look at it. Raises ValueError on NaN or infinity.
         """
 
     @abstractmethod
@@ -57,7 +63,33 @@ class Codec(ABC):
         """Move outputs ``[..., kv_heads, group, head_dim]`` out of the codec's space (float32)."""
         return out.float()
 
-    def reconstruct(self, x: Tensor) -> Tensor:
+    def centre(self, positions: Tensor) -> Tensor | None:
+        """What encoding took off at ``positions [...]`` and decoding leaves off, ``[..., kv_heads, head_dim]``, not in
+        the codec's space; None of a format that takes nothing off.
+        """
+        return None
+
+    def output_offset(self) -> Tensor | None:
+        """What normalised sums of decoded values lack because encoding took it off each: ``[kv_heads, head_dim]``.
+
+        Softmax weights sum to one, so a fixed mean comes back whole. Raises ValueError for a centre that turns.
+        """
+        return None
+
+    def centre_logits(self, queries: Tensor, first: Tensor, count: int) -> Tensor | None:
+        """Products of ``queries [batch, queries, kv_heads, group, head_dim]``, not in the codec's space, with the
+        centre at positions ``first[b] .. first[b] + count - 1``: ``[batch, queries, kv_heads, group, count]``, or None.
+        """
+        return None
+
+    def restore(self, planes: tuple[Tensor, ...], positions: Tensor) -> Tensor:
+        """Decode to float32 ``[..., kv_heads, head_dim]`` as the model made it; ``positions [...]``."""
+        x = self.from_space(self.decode(planes).unsqueeze(-2)).squeeze(-2)
+        centre = self.centre(positions)
+        return x if centre is None else x + centre
+
+    def reconstruct(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Encode and decode ``x [..., kv_heads, head_dim]``: what the cache would hand back, float32."""
-        y = self.decode(self.encode(x))
-        return self.from_space(y.unsqueeze(-2)).squeeze(-2)
+        if positions is None:
+            positions = torch.zeros(x.shape[:-2], dtype=torch.long, device=x.device)
+        return self.restore(self.encode(x, positions), positions)

@@ -16,7 +16,7 @@ class DenseCodec(Codec):
         self.dtype: torch.dtype = getattr(torch, format.dtype)
         self.planes = (Plane("values", self.dtype, self.kv_heads * self.head_dim),)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if not torch.isfinite(x).all():
             raise ValueError("cannot encode NaN or infinity")
         stored = x.to(self.dtype)

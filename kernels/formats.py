@@ -6,14 +6,14 @@ format must agree on every code. Nothing here imports torch.
 
 Bits on the wire (``RotatedCodebook``), for one token of one KV head::
 
-    x [head_dim]                              the vector as the model made it
-    x_g = x[group.dims]                       one vector a group
+    x [head_dim]                              the vector as the model made it, less the centre at its position
+    x_g = (basis x)[group.dims]               one vector a group; most heads have no basis, x_g = x[group.dims]
     n_g = |x_g|                               its Euclidean norm
     y_g = Pi_g x_g / n_g                      rotated unit vector; Pi_g orthogonal, given by group.rotation
     c_j = nearest level of y_g[j]             one code a coordinate, in the codebook of the coordinate's segment
     y'_g[j] = codebook.scale * levels[c_j]
     n'_g = n_g / |y'_g|                       norm correction: the decoded group has exactly the norm n_g
-    x'_g = n'_g Pi_g^T y'_g                   what decoding returns
+    x'_g = n'_g Pi_g^T y'_g                   what decoding returns, before basis and centre are undone
 
 A head's row is the codes of its groups in order, each code ``bits`` wide, least significant bit first, without gaps:
 bit ``i`` of the row is bit ``i % 8`` of byte ``i // 8``. A row is padded with zero bits to a whole byte. A token's
@@ -100,22 +100,22 @@ class Fp16Norm:
 
 @dataclass(frozen=True)
 class LogNorm:
-    """A group norm stored as a byte: code 0 is a zero norm, code ``c`` is ``2 ** (low + step * c)``.
+    """A group norm stored in ``bits`` bits: code 0 is a zero norm, code ``c`` is ``2 ** (low + step * c)``.
 
-    Norms outside the range take its nearest end. ``low`` and ``step`` are octaves, from the calibration's norms. A format
-    codes all its norms this way or none.
+    Norms outside the range take its nearest end. ``low`` and ``step`` are octaves, from the calibration's norms. A
+    format codes all its norms this way, with one number of bits, or none. A token's norm codes are packed as its codes
+    are: groups in order, heads in order, without gaps, padded to a whole byte.
     """
 
     low: float
     step: float
+    bits: int = 8
 
     def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise ValueError(f"a log norm has 2 to 8 bits, not {self.bits}")
         if not (math.isfinite(self.low) and math.isfinite(self.step) and self.step > 0):
             raise ValueError(f"a log norm needs a finite low and a positive step, not {self.low} and {self.step}")
-
-    @property
-    def bits(self) -> int:
-        return 8
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,26 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """An orthogonal matrix ``[head_dim, head_dim]`` applied before grouping: float32, row by row, little-endian bytes.
+
+    With it a group's "dims" are rows of the matrix, ``x_g = (basis x)[group.dims]``: principal axes, for instance.
+    """
+
+    dim: int
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.data) != 4 * self.dim**2:
+            raise ValueError(f"a basis of {self.dim} dims needs {4 * self.dim**2} bytes, not {len(self.data)}")
+
+
+@dataclass(frozen=True)
 class HeadFormat:
-    """One KV head: its groups partition the head's dims."""
+    """One KV head: its groups partition the head's dims, or the axes of its ``basis`` where it has one."""
 
     groups: tuple[Group, ...]
+    basis: Basis | None = None
 
     @property
     def head_dim(self) -> int:
@@ -174,6 +190,24 @@ class HeadFormat:
             for dim, bits in zip(group.dims, slots, strict=True):
                 widths[dim] = bits
         return tuple(widths)
+
+
+@dataclass(frozen=True)
+class Centre:
+    """A mean per KV head that is taken off before coding and comes back on reading.
+
+    ``vectors`` is ``[kv_heads][head_dim]``. The dims of ``blocks`` turn with position as RoPE turns a key: block ``i``
+    of the centre at position ``m`` is rotated by ``m * frequencies[i]`` radians. Other dims stay. With no blocks the
+    centre is fixed, as values need it. Vectors are those of position 0 and carry any attention scaling of the model.
+    """
+
+    vectors: tuple[tuple[float, ...], ...]
+    blocks: tuple[tuple[int, int], ...] = ()
+    frequencies: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) != len(self.frequencies):
+            raise ValueError(f"{len(self.blocks)} turning blocks need as many frequencies, not {len(self.frequencies)}")
 
 
 class TensorFormat(ABC):
@@ -209,7 +243,7 @@ class TensorFormat(ABC):
 
     def digest(self) -> str:
         """SHA-256 of :meth:`describe`: two formats with the same digest mean the same bytes."""
-        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True, default=bytes.hex).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -217,6 +251,7 @@ class RotatedCodebook(TensorFormat):
     """Norm, rotation and codebook per group of dims: TQ-MSE, Block-GTQ and their kin (see the module's text)."""
 
     heads: tuple[HeadFormat, ...]
+    centre: Centre | None = None
     kind: ClassVar[str] = "rotated_codebook"
 
     def __post_init__(self) -> None:
@@ -226,6 +261,8 @@ class RotatedCodebook(TensorFormat):
         for head in self.heads:
             if sorted(dim for group in head.groups for dim in group.dims) != list(range(self.head_dim)):
                 raise ValueError("a head's groups must partition its dims")
+        if self.centre and [len(vector) for vector in self.centre.vectors] != [self.head_dim] * self.kv_heads:
+            raise ValueError(f"a centre needs a vector of {self.head_dim} dims for each of {self.kv_heads} KV heads")
 
     @property
     def kv_heads(self) -> int:
@@ -243,11 +280,6 @@ class RotatedCodebook(TensorFormat):
     def bits_per_token(self) -> float:
         norms = sum(group.norm.bits for head in self.heads for group in head.groups)
         return sum(head.code_bits for head in self.heads) + norms
-
-    @cached_property
-    def norms_per_token(self) -> int:
-        """Group norms a token stores, all heads together."""
-        return sum(len(head.groups) for head in self.heads)
 
     @cached_property
     def row_bytes(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.bitpack import RowLayout
+from kvbench.kernels.centre import CentreTerm
 from kvbench.kernels.codec import Codec, Plane
 from kvbench.kernels.formats import Fp16Norm, Group, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.rotations import haar
@@ -25,7 +26,9 @@ def head_rotation(head: HeadFormat) -> np.ndarray:
         stop = start + len(group.dims)
         matrix[start:stop, list(group.dims)] = haar(group.rotation.dim, group.rotation.seed)
         start = stop
-    return matrix
+    if head.basis is None:
+        return matrix
+    return matrix @ np.frombuffer(head.basis.data, dtype="<f4").reshape(head.head_dim, head.head_dim).astype(np.float64)
 
 
 def head_segments(head: HeadFormat) -> list[Segment]:
@@ -40,6 +43,7 @@ class Fp16NormCoder:
 
     def __init__(self, codes: list[Fp16Norm], device: torch.device) -> None:
         self._scale = torch.tensor([code.scale for code in codes], device=device)
+        self.width = len(codes)
 
     def encode(self, norms: Tensor) -> Tensor:
         return (norms / self._scale).clamp_max(FP16_MAX).to(self.dtype)
@@ -49,30 +53,34 @@ class Fp16NormCoder:
 
 
 class LogNormCoder:
-    """Stores norms ``[n, groups]`` as bytes, steps of each group's logarithmic scale."""
+    """Stores norms ``[n, groups]`` as packed codes ``[n, bytes]``, steps of each group's logarithmic scale."""
 
     dtype = torch.uint8
 
     def __init__(self, codes: list[LogNorm], device: torch.device) -> None:
         self._low = torch.tensor([code.low for code in codes], device=device)
         self._step = torch.tensor([code.step for code in codes], device=device)
+        self._layout = RowLayout([code.bits for code in codes], device=device)
+        self._largest = 2 ** codes[0].bits - 1
+        self.width = self._layout.row_bytes
 
     def encode(self, norms: Tensor) -> Tensor:
-        steps = torch.round((torch.log2(norms) - self._low) / self._step).clamp(1, 255)
-        return torch.where(norms > 0, steps, 0).to(self.dtype)
+        steps = torch.round((torch.log2(norms) - self._low) / self._step).clamp(1, self._largest)
+        return self._layout.pack(torch.where(norms > 0, steps, 0).to(self.dtype))
 
     def decode(self, stored: Tensor) -> Tensor:
-        return torch.where(stored > 0, torch.exp2(self._low + self._step * stored), 0.0)
+        codes = self._layout.unpack(stored)
+        return torch.where(codes > 0, torch.exp2(self._low + self._step * codes), 0.0)
 
 
 def norm_coder(groups: list[Group], device: torch.device) -> Fp16NormCoder | LogNormCoder:
     """The coder of all norms of a tensor, which must be of one kind."""
     norms = [group.norm for group in groups]
-    if all(isinstance(norm, LogNorm) for norm in norms):
+    if all(isinstance(norm, LogNorm) for norm in norms) and len({norm.bits for norm in norms}) == 1:
         return LogNormCoder([norm for norm in norms if isinstance(norm, LogNorm)], device)
     if all(isinstance(norm, Fp16Norm) for norm in norms):
         return Fp16NormCoder([norm for norm in norms if isinstance(norm, Fp16Norm)], device)
-    raise ValueError("a format's norms must be all fp16 or all log codes")
+    raise ValueError("a format's norms must be all fp16, or all log codes of one number of bits")
 
 
 class RotatedCodebookCodec(Codec):
@@ -89,13 +97,15 @@ class RotatedCodebookCodec(Codec):
         self._norms = norm_coder(groups, self.device)
         self.planes = (
             Plane("codes", torch.uint8, self.layout.row_bytes),
-            Plane("norms", self._norms.dtype, format.norms_per_token),
+            Plane("norms", self._norms.dtype, self._norms.width),
         )
         rotation = np.stack([head_rotation(head) for head in format.heads])
         self._rotation = torch.from_numpy(rotation).to(self.device, torch.float32)
         group_of = [index for index, group in enumerate(groups) for _ in group.dims]
         self._group_of = torch.tensor(group_of, device=self.device)
         self._groups = len(groups)
+        self._centre = CentreTerm(format.centre, self.device) if format.centre else None
+        self._bases = sum(len(head.basis.data) for head in format.heads if head.basis)
         self._levels, self._thresholds = self._tables(segments)
 
     def _tables(self, segments: list[Segment]) -> tuple[Tensor, Tensor]:
@@ -108,10 +118,13 @@ class RotatedCodebookCodec(Codec):
         thresholds = (levels[:, 1:] + levels[:, :-1]) / np.float32(2)
         return torch.from_numpy(levels).to(self.device), torch.from_numpy(thresholds).to(self.device).contiguous()
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if not torch.isfinite(x).all():
             raise ValueError("cannot encode NaN or infinity")
         lead = x.shape[:-2]
+        if self._centre is not None:
+            at = torch.zeros(lead, dtype=torch.long, device=x.device) if positions is None else positions
+            x = x.float() - self._centre.at(at)
         rotated = self._rotate(x.reshape(-1, self.kv_heads, self.head_dim)).flatten(-2)
         norms = self._group_norms(rotated)
         if not torch.isfinite(norms).all():
@@ -121,6 +134,19 @@ class RotatedCodebookCodec(Codec):
         corrected = norms / self._group_norms(self._values(codes))
         encoded = (self.layout.pack(codes), self._norms.encode(corrected))
         return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded)
+
+    @property
+    def constant_bytes(self) -> int:
+        return self._bases + (self._centre.nbytes if self._centre else 0)
+
+    def centre(self, positions: Tensor) -> Tensor | None:
+        return self._centre.at(positions) if self._centre else None
+
+    def output_offset(self) -> Tensor | None:
+        return self._centre.fixed_vectors() if self._centre else None
+
+    def centre_logits(self, queries: Tensor, first: Tensor, count: int) -> Tensor | None:
+        return self._centre.logits(queries, first, count) if self._centre else None
 
     def decode(self, planes: tuple[Tensor, ...]) -> Tensor:
         rows, stored = planes

@@ -66,6 +66,7 @@ def kvbench_attention(
     grouped = query.transpose(1, 2).reshape(batch, count, heads, q_heads // heads, dim)
     visibility = _Visibility(layer, attention_mask, count, query.device, batch)
     scale = dim**-0.5 if scaling is None else scaling
+    layer.store(visibility.starts)
     layer.remember_sinks(key.new_keys, key.new_values, visibility.starts)
     merged = merge(_partials(grouped, key, visibility, scale))
     layer.remember_recent(key.new_keys, key.new_values)
@@ -146,6 +147,7 @@ def _partials(queries: Tensor, states: PackedStates, visibility: _Visibility, sc
             layer.values_storage.read(layer.tokens),
             visibility.packed,
             scale,
+            visibility.starts,
         )
     ]
     layer.packed_tokens_read += layer.tokens

@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 @hookimpl
 def kvbench_quantizers() -> "list[type[Quantizer]]":
     from kvbench.quantizers.blockgtq import BlockGTQ
+    from kvbench.quantizers.cblockgtq import CenteredBlockGTQ
     from kvbench.quantizers.fp16 import Fp16
     from kvbench.quantizers.tqmse import TQMSE
 
-    return [Fp16, TQMSE, BlockGTQ]
+    return [Fp16, TQMSE, BlockGTQ, CenteredBlockGTQ]
 
 
 @hookimpl
 def kvbench_tasks() -> "list[type[Task]]":
     from kvbench.tasks.fidelity import Fidelity
     from kvbench.tasks.logit_error import LogitError
+    from kvbench.tasks.niah import Niah
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity, Fidelity]
+    return [LogitError, Perplexity, Fidelity, Niah]
 
 
 @hookimpl

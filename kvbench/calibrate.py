@@ -1,5 +1,6 @@
 """The calibration pass: statistics of q, k, v from a model's own forward, computed once and kept in the cache."""
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from kvbench.capture import CAPTURE_VERSION, QKV, check_geometry, stream_qkv
 from kvbench.corpora import Corpus, token_windows
 from kvbench.errors import NonFiniteError
 from kvbench.geometry import LayerGeometry
+from kvbench.rope import layer_rotary
 
 if TYPE_CHECKING:
     from kvbench.models import LoadedModel
@@ -44,11 +46,20 @@ def calibrate(
     source = calibration_source(loaded, corpus, windows)
     path = _stored_path(source, cache_dir or default_cache_dir())
     if (stored := _read(path, source, len(loaded.geometry.layers))) is not None:
-        return stored
+        return _with_rotary(stored, loaded)
     check_geometry(loaded.model, loaded.geometry, windows[:1, :CHECKED_TOKENS])
     calibration = Calibration(accumulate(loaded, windows), source)
     _write(path, calibration)
-    return calibration
+    return _with_rotary(calibration, loaded)
+
+
+def _with_rotary(calibration: Calibration, loaded: "LoadedModel") -> Calibration:
+    """The calibration with each layer's RoPE, which is the model's and not measured."""
+    layers = tuple(
+        dataclasses.replace(layer, rotary=layer_rotary(loaded.model, index, shape))
+        for index, (layer, shape) in enumerate(zip(calibration.layers, loaded.geometry.layers, strict=True))
+    )
+    return dataclasses.replace(calibration, layers=layers)
 
 
 def calibration_source(loaded: "LoadedModel", corpus: Corpus, windows: Tensor) -> dict[str, str | int]:
@@ -77,7 +88,7 @@ def accumulate(loaded: "LoadedModel", windows: Tensor) -> tuple[LayerCalibration
 
     for batch in windows.split(max(1, FORWARD_TOKENS // windows.shape[1])):
         stream_qkv(loaded.model, batch, consume)
-    return tuple(LayerCalibration(**{name: part.statistics() for name, part in layer.items()}) for layer in layers)
+    return tuple(LayerCalibration(*(layer[name].statistics() for name in TENSORS)) for layer in layers)
 
 
 def sample_positions(tokens: int) -> list[int]:
@@ -190,10 +201,7 @@ def _read(path: Path, source: dict[str, str | int], layers: int) -> Calibration 
     return Calibration(
         tuple(
             LayerCalibration(
-                **{
-                    name: TensorStatistics(**{array: arrays[f"{i}.{name}.{array}"] for array in ARRAYS})
-                    for name in TENSORS
-                }
+                *(TensorStatistics(*(arrays[f"{i}.{name}.{array}"] for array in ARRAYS)) for name in TENSORS)
             )
             for i in range(layers)
         ),

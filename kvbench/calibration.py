@@ -41,12 +41,30 @@ class TensorStatistics:
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """How one layer's RoPE turns, from the model's own rotary module.
+
+    Block i turns by ``frequencies[i]`` radians a position; rotated queries and keys are ``scaling`` times as long
+    (YaRN). ``type`` is transformers' rope_type; ``changes_with_length`` tells frequencies that depend on the length.
+    """
+
+    frequencies: tuple[float, ...]
+    scaling: float = 1.0
+    type: str = "default"
+
+    @property
+    def changes_with_length(self) -> bool:
+        return self.type in ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
 class LayerCalibration:
-    """One attention layer: queries, keys, values over ``tokens`` tokens."""
+    """One attention layer: statistics of queries, keys and values, and its RoPE."""
 
     q: TensorStatistics
     k: TensorStatistics
     v: TensorStatistics
+    rotary: Rotary | None = None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The packed cache: a transformers ``Cache`` whose layers hold encoded bytes and nothing else but small windows.
 
-Every token is encoded when it arrives. Beside the packed storage a layer keeps full-precision copies of the first
-``n_sink`` real tokens and of the last ``recent_window`` tokens where these options ask for them; attention reads the
-copies instead of the packed tokens there. All of it is counted in :meth:`PackedLayer.bytes_allocated`.
+Every token is encoded when it arrives, before attention reads. Beside the packed storage a layer keeps full-precision
+copies of the first ``n_sink`` real tokens and of the last ``recent_window`` tokens where these options ask for them;
+attention reads the copies instead of the packed tokens there. All of it is counted in
+:meth:`PackedLayer.bytes_allocated`.
 """
 
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class _Storage:
 
     @property
     def nbytes(self) -> int:
-        return sum(plane.untyped_storage().nbytes() for plane in self.planes)
+        return sum(plane.untyped_storage().nbytes() for plane in self.planes) + self.codec.constant_bytes
 
     def reserve(self, tokens: int) -> None:
         if tokens <= self.capacity:
@@ -90,8 +91,8 @@ class _Storage:
             grown[:, : plane.shape[1]] = plane
             self.planes[index] = grown
 
-    def write(self, start: int, states: Tensor) -> None:
-        for plane, encoded in zip(self.planes, self.codec.encode(states), strict=True):
+    def write(self, start: int, states: Tensor, positions: Tensor) -> None:
+        for plane, encoded in zip(self.planes, self.codec.encode(states, positions), strict=True):
             plane[:, start : start + encoded.shape[1]] = encoded
 
     def read(self, length: int) -> tuple[Tensor, ...]:
@@ -123,6 +124,7 @@ class PackedLayer(CacheLayerMixin):
         self.sink_values: Tensor | None = None
         self.recent_keys: Tensor | None = None
         self.recent_values: Tensor | None = None
+        self._waiting: PackedStates | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, dim = key_states.shape
@@ -141,13 +143,17 @@ class PackedLayer(CacheLayerMixin):
             self.sink_values = value_states.new_zeros(batch, self.options.n_sink, *value_states.shape[1::2])
         self.recent_keys = key_states.new_zeros(batch, 0, heads, dim)
         self.recent_values = value_states.new_zeros(batch, 0, *value_states.shape[1::2])
+        self.starts = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Encode ``[batch, kv_heads, tokens, head_dim]`` after RoPE; the handle is for kvbench's attention alone."""
+        """Take in ``[batch, kv_heads, tokens, head_dim]`` after RoPE; the handle is for kvbench's attention alone.
+
+        The attention function knows where each sequence starts and calls :meth:`store` with it before it reads.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys_storage is not None and self.values_storage is not None
+        self.store()
         keys, values = key_states.transpose(1, 2), value_states.transpose(1, 2)
         grown = self.tokens + keys.shape[1]
         if self.options.capacity is not None and grown > self.options.capacity:
@@ -155,15 +161,32 @@ class PackedLayer(CacheLayerMixin):
                 f"layer {self.index}: {grown} tokens do not fit a cache of fixed capacity {self.options.capacity}. "
                 "Use a larger capacity, or none to let it grow."
             )
-        for storage, states, role in ((self.keys_storage, keys, "keys"), (self.values_storage, values, "values")):
-            storage.reserve(grown)
+        self.tokens = grown
+        self._waiting = PackedStates(self, keys, values)
+        return self._waiting, self._waiting
+
+    def store(self, starts: Tensor | None = None) -> None:
+        """Encode what :meth:`update` took in last, unless that is done.
+
+        ``starts [batch]`` is the slot of each sequence's position 0, where left padding ends; zeros where None.
+        """
+        if self._waiting is None:
+            return
+        assert self.keys_storage is not None and self.values_storage is not None
+        states, self._waiting = self._waiting, None
+        if starts is not None:
+            self.starts = starts
+        first = self.tokens - states.new_keys.shape[1]
+        positions = torch.arange(first, self.tokens, device=self.device) - self.starts[:, None]
+        for storage, tensor, role in (
+            (self.keys_storage, states.new_keys, "keys"),
+            (self.values_storage, states.new_values, "values"),
+        ):
+            storage.reserve(self.tokens)
             try:
-                storage.write(self.tokens, states)
+                storage.write(first, tensor, positions)
             except ValueError as error:
                 raise NonFiniteError(f"layer {self.index}: {role}: {error}.") from error
-        self.tokens = grown
-        handle = PackedStates(self, keys, values)
-        return handle, handle
 
     def remember_sinks(self, keys: Tensor, values: Tensor, starts: Tensor) -> None:
         """Keep full-precision copies of each sequence's first real tokens among the newest ones.
@@ -189,13 +212,15 @@ class PackedLayer(CacheLayerMixin):
 
     def decode(self) -> tuple[Tensor, Tensor]:
         """Keys (after RoPE) and values as packed storage gives them back, ``[batch, tokens, kv_heads, head_dim]``."""
+        self.store()
         assert self.keys_storage is not None and self.values_storage is not None
         self.packed_tokens_read += self.tokens
-        decoded = []
-        for storage in (self.keys_storage, self.values_storage):
-            coordinates = storage.codec.decode(storage.read(self.tokens))
-            decoded.append(storage.codec.from_space(coordinates.unsqueeze(-2)).squeeze(-2))
-        return decoded[0], decoded[1]
+        positions = torch.arange(self.tokens, device=self.device) - self.starts[:, None]
+        keys, values = (
+            storage.codec.restore(storage.read(self.tokens), positions)
+            for storage in (self.keys_storage, self.values_storage)
+        )
+        return keys, values
 
     @property
     def window_tensors(self) -> list[Tensor]:
@@ -204,6 +229,7 @@ class PackedLayer(CacheLayerMixin):
 
     def bytes_allocated(self) -> tuple[int, int]:
         """Bytes of the tensors that hold keys and values: codes, norms, padding, spare capacity, windows."""
+        self.store()
         if self.keys_storage is None or self.values_storage is None:
             return 0, 0
         windows = sum(tensor.untyped_storage().nbytes() for tensor in self.window_tensors) // 2
@@ -225,6 +251,7 @@ class PackedLayer(CacheLayerMixin):
         removed = min(-tokens_to_remove, self.tokens)
         if removed == 0:
             return
+        self.store()
         self.tokens -= removed
         if self.options.recent_window:
             assert self.recent_keys is not None and self.recent_values is not None
@@ -233,6 +260,7 @@ class PackedLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.tokens = 0
+        self._waiting = None
         self.is_initialized = False
         self.keys_storage = self.values_storage = None
         self.sink_keys = self.sink_values = None
@@ -249,9 +277,11 @@ class PackedLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the sequences ``indices [new batch]``, in that order, repeats allowed."""
+        self.store()
         if self.keys_storage is None or self.values_storage is None:
             return
         self.keys_storage.select(indices)
+        self.starts = self.starts.index_select(0, indices.to(self.device))
         self.values_storage.select(indices)
         for name in ("sink_keys", "sink_values", "recent_keys", "recent_values"):
             tensor = getattr(self, name)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from kvbench.calibration import Rotary
 from kvbench.errors import ModelError
 from kvbench.geometry import LayerGeometry
 
@@ -29,6 +30,16 @@ def layer_frequencies(model: nn.Module, layer: int, geometry: LayerGeometry) -> 
     frequencies = getattr(module, f"{prefix}inv_freq")
     scaling = getattr(module, f"{prefix}attention_scaling", 1.0)
     return frequencies.detach().double()[: geometry.rotary_dim // 2], float(scaling)
+
+
+def layer_rotary(model: nn.Module, layer: int, geometry: LayerGeometry) -> Rotary:
+    """One layer's RoPE as plain data, for calibrations."""
+    frequencies, scaling = layer_frequencies(model, layer, geometry)
+    module = rotary_module(model)
+    kind = getattr(module, "rope_type", "default")
+    if isinstance(kind, dict):  # one a layer type
+        kind = kind.get(getattr(module.config, "layer_types", [])[layer], "default")
+    return Rotary(tuple(frequencies.tolist()), scaling, str(kind))
 
 
 def turn(x: Tensor, angles: Tensor, geometry: LayerGeometry) -> Tensor:

@@ -218,6 +218,19 @@ class Session:
                 return int(token)
         return 0
 
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer: the model's own and its tokenizer's."""
+        settings = getattr(self.loaded.model, "generation_config", None)
+        own = getattr(settings, "eos_token_id", None)
+        listed = own if isinstance(own, list) else [own]
+        return frozenset(int(token) for token in [*listed, self.loaded.tokenizer.eos_token_id] if token is not None)
+
+    @property
+    def context_window(self) -> int:
+        """The most tokens that the model was made for."""
+        return int(self.loaded.model.config.get_text_config(decoder=True).max_position_embeddings)
+
     def left_pad(self, prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Prompts as one batch ``[batch, longest]`` padded on the left, and the mask of real tokens."""
         longest = max(len(prompt) for prompt in prompts)

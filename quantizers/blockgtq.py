@@ -1,32 +1,65 @@
 """Block-GTQ: TQ-MSE over groups of RoPE blocks, with more bits where queries and keys have more energy."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvbench.calibration import Calibration, LayerCalibration
+import numpy as np
+
+from kvbench.calibration import Calibration, LayerCalibration, TensorStatistics
 from kvbench.errors import ConfigurationError
 from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.kernels.formats import MAX_BITS, CacheFormat, Group, HaarRotation, HeadFormat, RotatedCodebook
 from kvbench.quantizer import Quantizer
 from kvbench.quantizers.bit_allocation import allocate_bits
-from kvbench.quantizers.tqmse import (
+from kvbench.quantizers.centring import check_center, key_centre, residual_energy
+from kvbench.quantizers.groups import (
     KEY_STREAM,
     VALUE_STREAM,
+    Array,
     check_bits,
+    check_norm_bits,
     check_seed,
     norm_code,
-    uniform_format,
     uniform_segments,
 )
+from kvbench.quantizers.principal_axes import principal_format
+from kvbench.quantizers.tqmse import uniform_format
+
+SCORES = ("energy", "product")
+VALUES = ("tqmse", "pca")
+
+
+def shared_widths(
+    scores: Sequence[float], average: float, align: int = 1, min_bits: int = 1, max_bits: int = 8
+) -> tuple[int, ...]:
+    """Widths of blocks, one for every ``align`` blocks that follow one another in order of score, at the average given.
+
+    With ``align=1`` every block has its own. Bits that no whole set of blocks can take are not spent. Raises
+    ConfigurationError where ``align`` does not divide the number of blocks.
+    """
+    if align < 1 or len(scores) % align:
+        raise ConfigurationError(
+            f"quantizer.align={align} is not allowed: choose a divisor of the {len(scores)} RoPE blocks of a head."
+        )
+    order = np.argsort(-np.asarray(scores), kind="stable").reshape(-1, align)
+    sums = np.asarray(scores)[order].sum(axis=1)
+    budget = math.floor(math.floor(len(scores) * average) / align)
+    widths = [0] * len(scores)
+    for members, bits in zip(order, allocate_bits(sums.tolist(), budget, min_bits, max_bits), strict=True):
+        for block in members:
+            widths[block] = bits
+    return tuple(widths)
 
 
 @dataclass(frozen=True)
 class BlockGTQ(Quantizer):
     """RoPE-aware bit allocation (arXiv 2606.24033): greedy widths per RoPE block, one group a width; V is TQ-MSE.
 
-    Blocks are scored by ``(E|q_i|^2 + E|k_i|^2) / 2`` per layer and KV head. Dims outside the rotary part form a group
-    of their own at the average.
+    As published, blocks are scored by energy, ``(E|q_i|^2 + E|k_i|^2) / 2`` per layer and KV head, norms are fp16 and
+    nothing is taken off; the other values of ``score``, ``center``, ``norm_bits``, ``align`` and ``v`` are kvbench's.
+    Dims outside the rotary part form a group of their own at the average.
     """
 
     name: ClassVar[str] = "blockgtq"
@@ -35,12 +68,24 @@ class BlockGTQ(Quantizer):
     v_bits: float = field(default=3.0, metadata={"help": "bits a value coordinate, 1 to 8; fractions allowed"})
     min_bits: int = field(default=1, metadata={"help": "least width of a block"})
     max_bits: int = field(default=8, metadata={"help": "greatest width of a block"})
+    score: str = field(default="energy", metadata={"help": "energy (the paper's) or product, E|q_i|^2 E|k_i|^2"})
+    center: str = field(default="none", metadata={"help": "mean of keys taken off: none, all, or of r RoPE blocks"})
+    norm_bits: int = field(default=16, metadata={"help": "bits a norm: 16 (fp16), 8 or 6 (logarithmic)"})
+    align: int = field(default=1, metadata={"help": "RoPE blocks that share a width, in order of score"})
+    v: str = field(default="tqmse", metadata={"help": "values: tqmse, or pca (principal axes, mean off)"})
     seed: int = field(default=42, metadata={"help": "seed of the rotations"})
 
     def __post_init__(self) -> None:
         check_bits("k_bits", self.k_bits)
         check_bits("v_bits", self.v_bits)
+        check_center(self.center)
+        check_norm_bits(self.norm_bits)
         check_seed(self.seed)
+        for option, allowed in (("score", SCORES), ("v", VALUES)):
+            if getattr(self, option) not in allowed:
+                raise ConfigurationError(
+                    f"quantizer.{option}={getattr(self, option)} is not allowed: choose {' or '.join(allowed)}."
+                )
         if not 1 <= self.min_bits <= self.max_bits <= MAX_BITS:
             raise ConfigurationError(
                 f"quantizer.min_bits={self.min_bits} and max_bits={self.max_bits} are not allowed: "
@@ -57,26 +102,32 @@ class BlockGTQ(Quantizer):
         layers = list(zip(calibration.layers, geometry.layers, strict=True))
         return CacheFormat(
             key=tuple(self._key_format(layer, shape) for layer, shape in layers),
-            value=tuple(uniform_format(layer.v, self.v_bits, self.seed + VALUE_STREAM) for layer, _ in layers),
+            value=tuple(self._value_format(layer.v) for layer, _ in layers),
         )
 
-    def _key_format(self, layer: LayerCalibration, geometry: LayerGeometry) -> RotatedCodebook:
-        scores = (layer.q.block_energy(geometry) + layer.k.block_energy(geometry)) / 2
-        heads = range(geometry.kv_heads)
-        return RotatedCodebook(tuple(self._head(layer, geometry, head, scores[head].tolist()) for head in heads))
+    def _value_format(self, statistics: TensorStatistics) -> RotatedCodebook:
+        build = principal_format if self.v == "pca" else uniform_format
+        return build(statistics, self.v_bits, self.seed + VALUE_STREAM, self.norm_bits)
 
-    def _head(self, layer: LayerCalibration, geometry: LayerGeometry, head: int, scores: list[float]) -> HeadFormat:
-        rest = geometry.unrotated_dims
-        budget = math.floor(len(scores) * self.k_bits)
-        widths = allocate_bits(scores, budget, self.min_bits, self.max_bits) if scores else ()
+    def _key_format(self, layer: LayerCalibration, geometry: LayerGeometry) -> RotatedCodebook:
+        centre, mean = key_centre(layer, geometry, self.center)
+        queries, keys = layer.q.block_energy(geometry), residual_energy(layer, geometry, mean)
+        scores = queries * keys if self.score == "product" else (queries + keys) / 2
+        sample = layer.k.sample.astype(np.float64) - mean
+        heads = tuple(self._head(geometry, head, scores[head], sample[:, head]) for head in range(geometry.kv_heads))
+        return RotatedCodebook(heads, centre)
+
+    def _head(self, geometry: LayerGeometry, head: int, scores: Array, sample: Array) -> HeadFormat:
         members: dict[int, list[int]] = {}
-        for block, bits in zip(geometry.blocks, widths, strict=True):
-            members.setdefault(bits, []).extend(block)
+        if len(scores):
+            widths = shared_widths(scores.tolist(), self.k_bits, self.align, self.min_bits, self.max_bits)
+            for block, bits in zip(geometry.blocks, widths, strict=True):
+                members.setdefault(bits, []).extend(block)
         groups: list[tuple[tuple[int, ...], float]] = [
             (tuple(members[bits]), bits) for bits in sorted(members, reverse=True)
         ]
-        if rest:
-            groups.append((rest, self.k_bits))
+        if geometry.unrotated_dims:
+            groups.append((geometry.unrotated_dims, self.k_bits))
         seed = self.seed + KEY_STREAM + head
         return HeadFormat(
             tuple(
@@ -84,7 +135,7 @@ class BlockGTQ(Quantizer):
                     dims,
                     HaarRotation(len(dims), seed),
                     uniform_segments(len(dims), bits),
-                    norm_code(layer.k, head, dims),
+                    norm_code(sample[:, dims], self.norm_bits),
                 )
                 for dims, bits in groups
             )

@@ -8,9 +8,9 @@ from transformers.cache_utils import DynamicLayer
 
 from kvbench.errors import EngagementError, NonFiniteError
 from kvbench.kernels.formats import Dense
-from kvbench.packed_cache import CacheOptions, PackedLayer
+from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
 from kvbench.quantizers.blockgtq import BlockGTQ
-from kvbench.session import cache_argument
+from kvbench.session import Session, cache_argument
 
 from .tiny_models import session, tiny_model, tokens
 
@@ -110,8 +110,9 @@ def test_nan_in_a_layer_fails_by_name(poison: float) -> None:
     layer.update(states, states)
     broken = states.clone()
     broken[0, 1, 2, 5] = poison
+    layer.update(states, broken)
     with pytest.raises(NonFiniteError, match="layer 1: values"):
-        layer.update(states, broken)
+        layer.store()
 
 
 def test_outlier_channels_overflow_nothing() -> None:

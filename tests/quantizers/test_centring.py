@@ -1,0 +1,126 @@
+"""Centered Block-GTQ and its options on a real model's statistics and on made ones."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kvbench.calibration import Rotary
+from kvbench.errors import ConfigurationError
+from kvbench.kernels.formats import Basis, Fp16Norm, LogNorm, RotatedCodebook
+from kvbench.quantizers.blockgtq import BlockGTQ, shared_widths
+from kvbench.quantizers.cblockgtq import CenteredBlockGTQ
+from kvbench.quantizers.centring import key_centre, residual_energy
+from kvbench.quantizers.principal_axes import principal_axes
+from kvbench.quantizers.tqmse import TQMSE
+
+from .synthetic_calibration import calibration, geometry
+
+
+def with_rotary(of, type: str = "default"):  # type: ignore[no-untyped-def]
+    """That synthetic calibration with the frequencies of a RoPE of that type."""
+    made = calibration(of)
+    layers = []
+    for layer, shape in zip(made.layers, of.layers, strict=True):
+        frequencies = tuple(10000.0 ** (-2 * i / shape.rotary_dim) for i in range(shape.rotary_dim // 2))
+        layers.append(dataclasses.replace(layer, rotary=Rotary(frequencies, 1.5, type)))
+    return dataclasses.replace(made, layers=tuple(layers))
+
+
+def test_the_centre_is_the_scaled_mean_of_keys() -> None:
+    of = geometry(64, 64)
+    layer = with_rotary(of).layers[0]
+    centre, mean = key_centre(layer, of.layers[0], "all")
+    assert centre is not None
+    assert np.allclose(centre.vectors, layer.k.mean * 1.5, rtol=1e-6)
+    assert np.array_equal(mean, layer.k.mean)
+    assert centre.blocks == of.layers[0].blocks
+
+
+def test_a_number_takes_the_blocks_that_move_logits_most() -> None:
+    of = geometry(64, 64)
+    layer = with_rotary(of).layers[0]
+    _, mean = key_centre(layer, of.layers[0], "5")
+    blocks = np.array(of.layers[0].blocks)
+    weight = layer.q.block_energy(of.layers[0]) * (layer.k.mean**2)[:, blocks].sum(-1)
+    for head in range(len(mean)):
+        kept = {block for block in range(32) if np.any(mean[head, blocks[block]])}
+        assert kept == set(np.argsort(-weight[head])[:5])
+
+
+def test_residual_energy_is_the_variance_where_the_mean_is_off() -> None:
+    of = geometry(64, 64)
+    layer = with_rotary(of).layers[0]
+    variance = layer.k.energy - layer.k.mean**2
+    blocks = np.array(of.layers[0].blocks)
+    assert np.allclose(residual_energy(layer, of.layers[0], layer.k.mean), variance[:, blocks].sum(-1))
+    assert np.allclose(
+        residual_energy(layer, of.layers[0], np.zeros_like(layer.k.mean)), layer.k.block_energy(of.layers[0])
+    )
+
+
+@pytest.mark.parametrize("type", ["dynamic", "longrope"])
+def test_frequencies_that_change_with_length_are_refused(type: str) -> None:
+    """FIELD-CASES 11."""
+    of = geometry(64, 64)
+    with pytest.raises(ConfigurationError, match=f"{type}.*center=none"):
+        CenteredBlockGTQ().fit(with_rotary(of, type), of)
+    CenteredBlockGTQ(center="none").fit(with_rotary(of, type), of)
+
+
+def test_without_its_changes_it_is_block_gtq() -> None:
+    of = geometry(64, 64)
+    plain = CenteredBlockGTQ(score="energy", center="none", norm_bits=16).fit(with_rotary(of), of)
+    assert plain.digest() == BlockGTQ().fit(with_rotary(of), of).digest()
+    assert plain.digest() != CenteredBlockGTQ().fit(with_rotary(of), of).digest()
+
+
+@pytest.mark.parametrize(("norm_bits", "kind"), [(16, Fp16Norm), (8, LogNorm), (6, LogNorm)])
+def test_norms_take_the_bits_asked_for(norm_bits: int, kind: type) -> None:
+    of = geometry(64, 64)
+    for format in (BlockGTQ(norm_bits=norm_bits), TQMSE(norm_bits=norm_bits)):
+        for tensor in (*(fitted := format.fit(with_rotary(of), of)).key, *fitted.value):
+            assert isinstance(tensor, RotatedCodebook)
+            assert {type(group.norm) for head in tensor.heads for group in head.groups} == {kind}
+            assert {group.norm.bits for head in tensor.heads for group in head.groups} == {norm_bits}
+
+
+def test_aligned_widths_are_shared_in_order_of_score() -> None:
+    scores = [1.0, 100.0, 2.0, 90.0, 3.0, 80.0, 4.0, 70.0]
+    widths = shared_widths(scores, 3, align=4)
+    assert {widths[i] for i in (1, 3, 5, 7)} == {max(widths)}
+    assert {widths[i] for i in (0, 2, 4, 6)} == {min(widths)}
+    assert sum(widths) == 24
+    with pytest.raises(ConfigurationError, match="divisor of the 8"):
+        shared_widths(scores, 3, align=3)
+
+
+def test_values_by_principal_axes_spend_their_bits_where_the_variance_is() -> None:
+    of = geometry(64, 64)
+    made = with_rotary(of)
+    format = CenteredBlockGTQ(v="pca", v_bits=2).fit(made, of).value[0]
+    assert isinstance(format, RotatedCodebook)
+    assert format.code_bits == 2.0
+    variances, axes = principal_axes(made.layers[0].v, 0)
+    assert np.allclose(axes @ axes.T, np.eye(64), atol=1e-9)
+    assert np.all(np.diff(variances) <= 1e-12)
+    head = format.heads[0]
+    assert isinstance(head.basis, Basis)
+    widest = head.groups[0]
+    assert min(variances[list(widest.dims)]) >= max(variances[list(head.groups[-1].dims)])
+    assert format.centre is not None
+    assert format.centre.blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"center": "most"}, "center=most"),
+        ({"score": "sum"}, "energy or product"),
+        ({"v": "int8"}, "tqmse or pca"),
+        ({"norm_bits": 7}, "norm_bits=7"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        CenteredBlockGTQ(**options)  # type: ignore[arg-type]
