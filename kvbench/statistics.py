@@ -43,3 +43,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
 def block_means(values: Sequence[float], block: int) -> list[float]:
     """Means of consecutive blocks of ``block`` values; a shorter last block counts as one."""
     return [float(np.mean(values[start : start + block])) for start in range(0, len(values), block)]
+
+
+def summary(name: str, samples: Sequence[float]) -> dict[str, float | list[float]]:
+    """Mean, standard error and interval of ``samples`` as metrics ``name``, ``<name>_stderr``, ``<name>_interval``."""
+    interval = bootstrap_mean(samples)
+    spread = float(np.std(samples, ddof=1)) if len(samples) > 1 else 0.0
+    return {
+        name: interval.mean,
+        f"{name}_stderr": spread / len(samples) ** 0.5,
+        f"{name}_interval": list(interval),
+    }
