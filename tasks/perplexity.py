@@ -25,7 +25,7 @@ class Perplexity(Task):
 
     name: ClassVar[str] = "perplexity"
 
-    windows: int = field(default=4, metadata={"help": "windows of text"})
+    windows: int = field(default=2, metadata={"help": "windows of text"})
     window: int = field(default=1024, metadata={"help": "tokens a window"})
     stride: int = field(default=0, metadata={"help": "tokens between windows' starts; 0: window, no overlap"})
 
