@@ -1,5 +1,6 @@
 # make demo   set up .venv and benchmark Block-GTQ on a real model; ARGS="quantizer.k_bits=2" adds options
 # make test   set up .venv with the development tools, check and test everything
+# make test-transformers TRANSFORMERS=5.17.0   the tests that meet transformers, on another release of it
 # Versions come from constraints.txt. Setting up again is skipped while it and pyproject.toml stay the same.
 
 PYTHON ?= python3
@@ -8,7 +9,12 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 ARGS ?=
 
-.PHONY: demo test format clean
+TRANSFORMERS ?= 5.17.0
+OTHER := .venv-transformers-$(TRANSFORMERS)
+# Two test processes of one thread each: torch's own threads would fight over two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo test test-transformers format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/kvbench $(ARGS)
@@ -17,14 +23,22 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PYTEST) --numprocesses 2
+
+# The other release lies in a folder of its own, in front of the one in .venv.
+test-transformers: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --upgrade --target $(OTHER) \
+		transformers==$(TRANSFORMERS) $(shell grep ^numpy== constraints.txt)
+	PYTHONPATH=$(OTHER) $(PYTEST) tests/kvbench/test_packed_cache.py tests/kvbench/test_engagement.py \
+		tests/kvbench/test_calibrate.py tests/kvbench/test_conf_models.py tests/kvbench/test_models.py \
+		tests/kvbench/test_packed_equals_simulation.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-transformers-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -197,6 +197,7 @@ def test_local_without_a_path_says_what_to_set() -> None:
 
 
 def test_head_dim_is_the_configs_own_before_hidden_size_over_heads() -> None:
+    """FIELD-CASES 2: Mistral-Nemo has 128, not hidden size over heads, 160."""
     assert geometry_of("mistral", head_dim=24).head_dim == 24
 
 
