@@ -250,7 +250,7 @@ def test_changed_plugin_is_never_served_its_old_scores(idle_plugin: Path, tmp_pa
 
 
 def test_formats_that_differ_and_score_the_same_to_the_last_bit_are_flagged(idle_plugin: Path, tmp_path: Path) -> None:
-    """FIELD-CASES 18. Float16 values do not enter the logit error, so these two must agree; who looks at the report must know."""
+    """FIELD-CASES 18. Float16 values do not enter the logit error, so these two agree; who reads must know it."""
     registry = load_registry()
     config = configuration(registry, "quantizer=padded", "baselines=[other-values]", tasks=["logit_error"])
     result = run(config, tmp_path / "out", registry)
