@@ -146,8 +146,13 @@ class Result(Measurement):
     environment: Environment
 
     def measurements(self) -> dict[str, Measurement]:
-        """The quantizer's own measurement and its baselines', by quantizer name, in reporting order."""
-        return {self.quantizer.name: self, **self.baselines}
+        """The quantizer's own measurement and its baselines', by quantizer name, in reporting order.
+
+        A baseline of the quantizer's own name (with other options) is called ``<name> (baseline)``.
+        """
+        asked = self.quantizer.name
+        baselines = {(f"{name} (baseline)" if name == asked else name): each for name, each in self.baselines.items()}
+        return {asked: self, **baselines}
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -79,10 +79,9 @@ class Contender:
 
 def contenders(result: "Result") -> list[Contender]:
     """The quantizer asked for, then the baselines in the run's order."""
-    asked = result.quantizer.name
-    return [Contender(asked, result, is_baseline=False)] + [
-        Contender(f"{name} (baseline)" if name == asked else name, measurement, is_baseline=True)
-        for name, measurement in result.baselines.items()
+    return [
+        Contender(label, measurement, is_baseline=measurement is not result)
+        for label, measurement in result.measurements().items()
     ]
 
 

@@ -151,3 +151,12 @@ def test_text_is_readable_by_others(tmp_path: Path) -> None:
 def test_measurements_list_the_quantizer_before_its_baselines() -> None:
     example: Result = result()
     assert list(example.measurements()) == [example.quantizer.name, *example.baselines]
+
+
+def test_a_baseline_of_the_same_name_does_not_hide_the_run_itself() -> None:
+    example: Result = result()
+    name = example.quantizer.name
+    example.baselines[name] = example.baselines["tqmse"]
+    measured = example.measurements()
+    assert measured[name] is example
+    assert measured[f"{name} (baseline)"] is example.baselines["tqmse"]
