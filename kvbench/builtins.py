@@ -24,10 +24,11 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
 def kvbench_tasks() -> "list[type[Task]]":
     from kvbench.tasks.fidelity import Fidelity
     from kvbench.tasks.logit_error import LogitError
+    from kvbench.tasks.longbench import LongBench
     from kvbench.tasks.niah import Niah
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity, Fidelity, Niah]
+    return [LogitError, Perplexity, Fidelity, Niah, LongBench]
 
 
 @hookimpl

@@ -15,10 +15,10 @@ import torch
 
 import kvbench
 from kvbench.results import Environment
+from kvbench.task import Task
 
 if TYPE_CHECKING:
     from kvbench.quantizer import Quantizer
-    from kvbench.task import Task
 
 PACKAGES = ("torch", "transformers", "triton", "numpy", "hydra-core", "pluggy", "safetensors", "lm-eval", "flash-attn")
 NUMERIC_PACKAGES = ("torch", "transformers", "triton", "numpy")  # those whose version can change a number
@@ -66,12 +66,14 @@ def source_digest(module_name: str) -> str:
 
 
 def implementation(instance: "Quantizer | Task") -> dict[str, Any]:
-    """A quantizer's or task's name, options and code, as hashed into what it measures."""
-    return {
+    """A quantizer's or task's name, options and code, and a task's input files, as hashed into what it measures."""
+    identity = {
         "name": instance.name,
         "parameters": dataclasses.asdict(instance),
         "code": source_digest(type(instance).__module__),
     }
+    inputs = instance.inputs() if isinstance(instance, Task) else {}
+    return {**identity, "inputs": inputs} if inputs else identity
 
 
 def code_version() -> dict[str, Any]:

@@ -37,11 +37,6 @@ class PromptReader:
     _following: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)  # logits [batch, vocab]
 
     @property
-    def is_fresh(self) -> bool:
-        """Nothing was read yet."""
-        return self._tokens is None
-
-    @property
     def can_rewind(self) -> bool:
         """Whether tokens can be taken back from the cache without a trace."""
         return self.cache.options.recent_window == 0 and all(
@@ -55,10 +50,14 @@ class PromptReader:
         self._tokens, self._mask = tokens, None if bool(mask.all()) else mask
         self._prefill()
 
-    def restore(self, prompts: list[Tensor]) -> None:
-        """Bring a fresh cache to where it was after ``prompts``, without counting what that reads."""
-        self.read(prompts)
-        self._forget_reads()
+    def continue_after(self, prompts: list[Tensor]) -> None:
+        """Where nothing was read yet, bring the cache to where it was after ``prompts``, without counting the reads.
+
+        An interrupted run then shares, and counts, what it would have without the interruption.
+        """
+        if self._tokens is None and len(prompts) == 1:
+            self.read(prompts)
+            self._forget_reads()
 
     def _prefill(self) -> None:
         assert self._tokens is not None
@@ -114,8 +113,11 @@ class PromptReader:
         counts = [len(continuation) for continuation in continuations]
         return [Scored(losses[row, :n], bool(greedy[row, :n].all())) for row, n in enumerate(counts)]
 
-    def generate(self, max_new_tokens: int, stop: frozenset[int]) -> list[list[int]]:
-        """Continue each prompt greedily, until a token of ``stop`` (left out) or ``max_new_tokens`` tokens."""
+    def generate(self, max_new_tokens: int, stop: frozenset[int], at_least: int = 0) -> list[list[int]]:
+        """Continue each prompt greedily, until a token of ``stop`` (left out) or ``max_new_tokens`` tokens.
+
+        No answer ends before its first ``at_least`` tokens.
+        """
         self.rewind()
         self.unproven = True
         answers: list[list[int]] = [[] for _ in range(len(self._following))]
@@ -123,6 +125,9 @@ class PromptReader:
         following = self._following
         mask = self._mask
         for step in range(max_new_tokens):
+            if step < at_least:
+                following = following.clone()
+                following[:, sorted(stop)] = -torch.inf
             tokens = following.argmax(-1)
             for row, token in enumerate(tokens.tolist()):
                 running[row] &= token not in stop

@@ -32,6 +32,10 @@ class Task(ABC):
 
     name: ClassVar[str]
 
+    def inputs(self) -> dict[str, str]:
+        """Digests, by name, of what the task reads beside model and corpus. A changed input is measured anew."""
+        return {}
+
     @abstractmethod
     def run(self, session: "Session") -> TaskResult:
         """Measure ``session.quantizer`` on ``session.model``. Must be deterministic for a given session."""

@@ -140,8 +140,7 @@ class Niah(Task):
 
         from kvbench.chat import decode
 
-        if reader.is_fresh and before and len(batch) == 1:  # continuing an interrupted run
-            reader.restore([torch.tensor(prompt.tokens) for prompt in before])
+        reader.continue_after([torch.tensor(prompt.tokens) for prompt in before])
         reader.read([torch.tensor(prompt.tokens) for prompt in batch])
         scored = reader.score([torch.tensor(prompt.answer) for prompt in batch])
         generated = reader.generate(max(map(self._limit, batch)), session.stop_tokens)
