@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 GRID = 2.0**24  # draws are multiples of 2^-24: far finer than sampling noise, far coarser than a libm's last bit
 
 
-def _gaussian(seed: int, count: int) -> NDArray[np.float64]:
+def gaussian(seed: int, count: int) -> NDArray[np.float64]:
     """``count`` standard normal draws (Box-Muller over Philox), rounded to multiples of ``1 / GRID``."""
     pairs = (count + 1) // 2
     raw = np.random.Philox(key=seed).random_raw(2 * pairs)
@@ -42,7 +42,7 @@ def haar(dim: int, seed: int) -> NDArray[np.float64]:
     """
     if dim < 1:
         raise ValueError(f"a rotation needs at least one dim, not {dim}")
-    r = _gaussian(seed, dim * dim).reshape(dim, dim)
+    r = gaussian(seed, dim * dim).reshape(dim, dim)
     q = np.eye(dim)
     for column in range(dim):
         x = r[column:, column].copy()

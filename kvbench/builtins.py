@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 def kvbench_quantizers() -> "list[type[Quantizer]]":
     from kvbench.quantizers.blockgtq import BlockGTQ
     from kvbench.quantizers.cblockgtq import CenteredBlockGTQ
+    from kvbench.quantizers.fp4 import MXFP4, NVFP4
+    from kvbench.quantizers.fp8 import Fp8
     from kvbench.quantizers.fp16 import Fp16
+    from kvbench.quantizers.integer import Integer
+    from kvbench.quantizers.quarot import QuaRot
     from kvbench.quantizers.tqmse import TQMSE
+    from kvbench.quantizers.turboquant_prod import TurboQuantInnerProduct
 
-    return [Fp16, TQMSE, BlockGTQ, CenteredBlockGTQ]
+    return [Fp16, TQMSE, BlockGTQ, CenteredBlockGTQ, TurboQuantInnerProduct, Integer, Fp8, MXFP4, NVFP4, QuaRot]
 
 
 @hookimpl

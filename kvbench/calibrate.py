@@ -46,14 +46,14 @@ def calibrate(
     source = calibration_source(loaded, corpus, windows)
     path = _stored_path(source, cache_dir or default_cache_dir())
     if (stored := _read(path, source, len(loaded.geometry.layers))) is not None:
-        return _with_rotary(stored, loaded)
+        return with_rotary(stored, loaded)
     check_geometry(loaded.model, loaded.geometry, windows[:1, :CHECKED_TOKENS])
     calibration = Calibration(accumulate(loaded, windows), source)
     _write(path, calibration)
-    return _with_rotary(calibration, loaded)
+    return with_rotary(calibration, loaded)
 
 
-def _with_rotary(calibration: Calibration, loaded: "LoadedModel") -> Calibration:
+def with_rotary(calibration: Calibration, loaded: "LoadedModel") -> Calibration:
     """The calibration with each layer's RoPE, which is the model's and not measured."""
     layers = tuple(
         dataclasses.replace(layer, rotary=layer_rotary(loaded.model, index, shape))

@@ -147,7 +147,7 @@ def _tiny_model(head_dim: int) -> "LoadedModel":
 
 def check_model(specimen: Specimen) -> None:
     """On a whole model: every layer engages, losses are finite and do not depend on the chunks of prefill."""
-    from kvbench.calibrate import accumulate
+    from kvbench.calibrate import accumulate, with_rotary
     from kvbench.calibration import Calibration
     from kvbench.configuration import CacheConfig
     from kvbench.corpora import Corpus
@@ -155,7 +155,7 @@ def check_model(specimen: Specimen) -> None:
 
     loaded = _tiny_model(specimen.geometry.head_dim)
     tokens = torch.randint(0, 256, (9, 48), generator=torch.Generator().manual_seed(0))
-    calibration = Calibration(accumulate(loaded, tokens[1:]), {})
+    calibration = with_rotary(Calibration(accumulate(loaded, tokens[1:]), {}), loaded)
     format = specimen.quantizer.fit(calibration if specimen.quantizer.needs_calibration else None, loaded.geometry)
     losses = []
     for chunk in (0, 5):

@@ -19,6 +19,7 @@ from kvbench.errors import ConfigurationError, EngagementError, NonFiniteError
 from kvbench.geometry import ModelGeometry
 from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import CacheFormat, Dense, TensorFormat
+from kvbench.plugin_codec import layer_codec
 
 GROWTH = 1.5  # eager storage grows by this factor, so appending costs amortised constant time
 FIRST_CAPACITY = 64
@@ -136,8 +137,12 @@ class PackedLayer(CacheLayerMixin):
                     f"dims, the model has {states.shape[1]} of {states.shape[3]}. Fit the quantizer to this model."
                 )
         capacity = self.options.capacity or self.expected_tokens or FIRST_CAPACITY
-        self.keys_storage = _Storage(self.key_format.codec(self.device), batch, capacity, self.device)
-        self.values_storage = _Storage(self.value_format.codec(self.device), batch, capacity, self.device)
+        self.keys_storage = _Storage(
+            layer_codec(self.key_format, self.device, self.index, "keys"), batch, capacity, self.device
+        )
+        self.values_storage = _Storage(
+            layer_codec(self.value_format, self.device, self.index, "values"), batch, capacity, self.device
+        )
         if self.options.n_sink:
             self.sink_keys = key_states.new_zeros(batch, self.options.n_sink, heads, dim)
             self.sink_values = value_states.new_zeros(batch, self.options.n_sink, *value_states.shape[1::2])

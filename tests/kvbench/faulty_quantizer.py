@@ -86,7 +86,7 @@ class BytesCodec(Codec):
         if self.fault == "double":
             return x.double()
         if self.fault == "noise":
-            return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) * x.std()
+            return torch.randn(x.shape, generator=torch.Generator().manual_seed(99)) * x.std()
         if self.fault == "raises":
             raise RuntimeError("no luck")
         if self.fault == "decodes NaN":

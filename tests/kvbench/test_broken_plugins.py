@@ -106,6 +106,12 @@ def test_a_quantizer_that_breaks_the_contract_is_named(
         measured(registry, tmp_path / "out", "quantizer=faulty", f"quantizer.fault={fault}")
 
 
+def test_nan_that_appears_only_in_use_is_told_by_layer(registry: Registry, tmp_path: Path) -> None:
+    message = r"quantizer 'faulty', layer 0, keys: format 'bytes' .* decodes finite input to NaN or infinity"
+    with pytest.raises(PluginError, match=message):
+        measured(registry, tmp_path / "out", "quantizer=faulty", "quantizer.fault='NaN in long caches'")
+
+
 def test_a_sound_plugin_and_the_built_ins_run_beside_it(registry: Registry, tmp_path: Path) -> None:
     result = measured(registry, tmp_path / "out", "quantizer=faulty", "baselines=[fp16]")
     assert [each.status for each in result.measurements().values()] == ["ok", "ok"]

@@ -41,7 +41,7 @@ ALL: dict[str, Callable[[Specimen], None]] = {**CHECKS, **RUNS}
         ("missing plane", "planes", "encodes into 1 tensors but declares 2 planes"),
         ("changes its input", "planes", r"changes the tensor that encode\(\) is given"),
         ("double", "planes", "decodes to torch.float64 .* expected torch.float32"),
-        ("noise", "round_trip", "of its energy as error; at most 50% is expected"),
+        ("noise", "round_trip", "of its energy as error; at most 90% is expected"),
         ("wrong space", "space", r"between to_space\(q\) . decode"),
         ("divides by zero", "zeros", "decodes zero vectors to NaN or infinity"),
         ("half-precision scale", "huge", "to NaN or infinity; saturate, or raise ValueError"),
@@ -52,7 +52,7 @@ ALL: dict[str, Callable[[Specimen], None]] = {**CHECKS, **RUNS}
         ("global", "other_process", "cannot be decoded in another process from its planes alone"),
         ("scale of the batch", "batch_invariance", "of the vectors differently when batched"),
         ("scale of the call", "pieces", "of the vectors differently when appended in pieces"),
-        ("NaN in long caches", "model", "a tiny model does not run: layer 1|a tiny model's losses are NaN"),
+        ("NaN in long caches", "model", "a tiny model does not run: layer 0, keys: .* decodes finite input to NaN"),
     ],
 )
 def test_each_fault_fails_its_check_with_its_own_sentence(fault: str, check: str, message: str) -> None:

@@ -7,11 +7,18 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
 
-from kvbench.quantizers.blockgtq import BlockGTQ
-from kvbench.quantizers.fp16 import Fp16
-from kvbench.quantizers.tqmse import TQMSE
+from kvbench.quantizers.integer import Integer
+from kvbench.quantizers.quarot import QuaRot
+from kvbench.registry import load_registry
 from kvbench.testing import quantizer_conformance
 
-test_fp16 = quantizer_conformance(Fp16)
-test_tqmse = quantizer_conformance(TQMSE)
-test_blockgtq = quantizer_conformance(BlockGTQ)
+BUILTINS = {
+    name: entry.value() for name, entry in load_registry({}).quantizers.items() if entry.distribution == "kvbench"
+}
+OPTIONS = {
+    "int2": Integer(k_bits=2, v_bits=2),
+    "quarot2": QuaRot(k_bits=2, v_bits=2, group=48, clip=1.0),
+}
+
+for name, quantizer in {**BUILTINS, **OPTIONS}.items():
+    globals()[f"test_{name}"] = quantizer_conformance(quantizer)

@@ -1,0 +1,168 @@
+"""Formats of the methods that people compare with: integers, 8-bit and 4-bit floats, TurboQuant's inner-product code.
+
+Frozen data like :mod:`kvbench.kernels.formats`, and like it free of torch. What the bytes mean is said where each codec
+is: :mod:`~kvbench.kernels.affine`, :mod:`~kvbench.kernels.float8`, :mod:`~kvbench.kernels.block_float4`,
+:mod:`~kvbench.kernels.turboquant_prod`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvbench.kernels.formats import MAX_BITS, Fp16Norm, RotatedCodebook, TensorFormat
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.kernels.codec import Codec
+
+FLOAT8_LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+FLOAT4_LARGEST = 6.0
+
+
+@dataclass(frozen=True)
+class Affine(TensorFormat):
+    """Integers per token and group of ``group`` dims (None: the head's dims together).
+
+    For instance ``Affine(kv_heads=8, head_dim=128, bits=4, group=32)``. ``hadamard`` seeds the rotation, None for none.
+    """
+
+    kv_heads: int
+    head_dim: int
+    bits: int
+    group: int | None = None
+    symmetric: bool = False
+    clip: float = 1.0
+    hadamard: int | None = None
+    unit: float = 1.0
+    kind: ClassVar[str] = "affine"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"an affine format has 1 to {MAX_BITS} bits, not {self.bits}")
+        if self.group is not None and not 1 <= self.group <= self.head_dim:
+            raise ValueError(f"a group has 1 to {self.head_dim} dims, not {self.group}")
+        if not 0 < self.clip <= 1:
+            raise ValueError(f"clip is a fraction of the range, above 0 and at most 1, not {self.clip}")
+
+    @property
+    def groups(self) -> int:
+        """Groups a head; the last one is shorter where the group does not divide the head_dim."""
+        return -(-self.head_dim // (self.group or self.head_dim))
+
+    @property
+    def code_bits(self) -> float:
+        return float(self.bits)
+
+    @property
+    def bits_per_token(self) -> float:
+        stored = 16 if self.symmetric else 32
+        return self.kv_heads * (self.bits * self.head_dim + stored * self.groups)
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.affine import AffineCodec
+
+        return AffineCodec(self, device)
+
+
+@dataclass(frozen=True)
+class Float8(TensorFormat):
+    """``x`` of head h is stored as ``float8(x / scales[h])``; numbers beyond the range take its end."""
+
+    kv_heads: int
+    head_dim: int
+    encoding: str
+    scales: tuple[float, ...]
+    kind: ClassVar[str] = "float8"
+
+    def __post_init__(self) -> None:
+        if self.encoding not in FLOAT8_LARGEST:
+            raise ValueError(f"an 8-bit float is {' or '.join(FLOAT8_LARGEST)}, not {self.encoding}")
+        if len(self.scales) != self.kv_heads:
+            raise ValueError(f"{len(self.scales)} scales for {self.kv_heads} KV heads")
+
+    @property
+    def code_bits(self) -> float:
+        return 8.0
+
+    @property
+    def bits_per_token(self) -> float:
+        return 8.0 * self.kv_heads * self.head_dim
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.float8 import Float8Codec
+
+        return Float8Codec(self, device)
+
+
+@dataclass(frozen=True)
+class BlockFloat4(TensorFormat):
+    """4-bit floats in blocks of ``block`` dims; ``scale`` is ``"e8m0"`` (MXFP4) or ``"e4m3"`` (NVFP4).
+
+    ``tensor_scale`` is the unit of e4m3 scales; e8m0 has none.
+    """
+
+    kv_heads: int
+    head_dim: int
+    block: int
+    scale: str
+    tensor_scale: float = 1.0
+    kind: ClassVar[str] = "block_float4"
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("e8m0", "e4m3"):
+            raise ValueError(f"a block's scale is e8m0 or e4m3, not {self.scale}")
+        if not (math.isfinite(self.tensor_scale) and self.tensor_scale > 0):
+            raise ValueError(f"a tensor's scale must be positive and finite, not {self.tensor_scale}")
+
+    @property
+    def blocks(self) -> int:
+        """Blocks a head."""
+        return -(-self.head_dim // self.block)
+
+    @property
+    def code_bits(self) -> float:
+        return 4.0
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.kv_heads * (4.0 * self.head_dim + 8.0 * self.blocks)
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.block_float4 import BlockFloat4Codec
+
+        return BlockFloat4Codec(self, device)
+
+
+@dataclass(frozen=True)
+class TurboQuantProd(TensorFormat):
+    """``mse`` with b - 1 bits, and the signs of ``head_dim`` Gaussian projections of what it leaves.
+
+    ``seed`` gives S of KV head h as ``gaussian(seed + h, ...)``; the residual's norm is stored by ``norm``.
+    """
+
+    mse: RotatedCodebook
+    seed: int
+    norm: Fp16Norm
+    kind: ClassVar[str] = "turboquant_prod"
+
+    @property
+    def kv_heads(self) -> int:
+        return self.mse.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.mse.head_dim
+
+    @property
+    def code_bits(self) -> float:
+        return self.mse.code_bits + 1
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.mse.bits_per_token + self.kv_heads * (self.head_dim + self.norm.bits)
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.turboquant_prod import TurboQuantProdCodec
+
+        return TurboQuantProdCodec(self, device)
