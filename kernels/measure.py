@@ -15,7 +15,7 @@ Call = Callable[[], object]
 
 L2_MULTIPLE = 4  # rotated buffers exceed the L2 cache this many times: nothing useful survives a round
 LAUNCHES = 24  # calls a sample at least, so that the events' resolution (about 0.5 us) does not matter
-MAX_COPIES = 32
+MAX_COPIES = 512
 
 
 def copies(nbytes: int, device: torch.device | str, budget: float = 0.3) -> int:

@@ -11,8 +11,8 @@ from kvbench.kernels.attention import Partial
 from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import Group
 from kvbench.kernels.tiles import (
+    DIM,
     SHARES,
-    SLAB,
     SLABS,
     UNIT,
     HeadTile,
@@ -26,6 +26,7 @@ from kvbench.kernels.tiles import (
 LOG2_E = math.log2(math.e)
 BLOCKS_PER_MULTIPROCESSOR = 4  # 128 registers and under 40 KB of shared memory each: more do not fit
 STAGES = 3  # pages in flight a block
+MERGE = {"num_warps": 4, "CHUNK": 32, "STAGES": 4}  # 24 KB in flight a block: its reads are latency, not bandwidth
 MAX_GROUP = 16  # query heads a KV head
 
 
@@ -38,9 +39,6 @@ class _Tables:
     places: Tensor
     levels: Tensor
     key_rotation: Tensor
-    coordinate_scale: Tensor
-    coordinate_run: Tensor
-    coordinate_offset: Tensor
     value_rotation: Tensor
     value_scale: Tensor
 
@@ -78,23 +76,22 @@ def _places(tile: HeadTile) -> list[list[int]]:
 
 
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
-    from kvbench.kernels import tile_kernels as k
+    from kvbench.kernels import tile_pages as k
 
     heads = layout.kv_heads
     ints, floats = np.zeros((heads, k.INTS), np.int32), np.zeros((heads, k.FLOATS), np.float32)
-    coordinates = np.zeros((3, heads, SLABS * SLAB), np.float32)  # scale, run, offset
     value_scale = np.zeros(heads, np.float32)
     table_column = {4: 0, 3: 2, 2: 4, 1: 5}
     for head, (key, value) in enumerate(zip(layout.key, layout.value, strict=True)):
         ints[head, k.TEMPLATE] = key.template
         ints[head, [k.KEY_CODES, k.VALUE_CODES, k.KEY_NORMS, k.VALUE_NORM]] = layout.offsets[head] // UNIT
-        for run, ((start, count), group, book) in enumerate(zip(key.runs, key.groups, key.codebooks, strict=True)):
+        for run, (group, book) in enumerate(zip(key.groups, key.codebooks, strict=True)):
             levels, scale, offset = byte_levels(book)
             words = _words(levels[8:] if book.bits == 4 else levels)
             at = k.KEY_TABLES + table_column[book.bits]
             ints[head, at : at + len(words)] = words
             unit, floats[head, k.KEY_LOW + run], floats[head, k.KEY_STEP + run] = _norm_code(group)
-            coordinates[:, head, start * SLAB : (start + count) * SLAB] = np.array([[scale * unit], [run], [offset]])
+            floats[head, k.KEY_SCALE + run], floats[head, k.KEY_OFFSET + run] = scale * unit, offset
         levels, scale, _ = byte_levels(value.codebooks[0])
         words = _words(levels[8:] if value.codebooks[0].bits == 4 else levels)
         ints[head, k.VALUE_TABLE : k.VALUE_TABLE + len(words)] = words
@@ -108,9 +105,6 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
         places=tensor([[_places(tile) for tile in pair] for pair in pairs], torch.int32),
         levels=tensor([[_stored_levels(tile) for tile in pair] for pair in pairs], torch.int8),
         key_rotation=storage_rotation(layout.key_format).to(device).contiguous(),
-        coordinate_scale=tensor(coordinates[0], torch.float32),
-        coordinate_run=tensor(coordinates[1], torch.int32),
-        coordinate_offset=tensor(coordinates[2], torch.float32),
         value_rotation=storage_rotation(layout.value_format).to(device).contiguous(),
         value_scale=tensor(value_scale, torch.float32),
     )
@@ -122,14 +116,22 @@ class TileAttention:
     On a CUDA device with ``assembly`` (the default there) codes are unpacked by inline PTX, otherwise in plain Triton,
     which also runs in Triton's interpreter. ``splits`` is the number of blocks a sequence and head are spread over; by
     default enough to fill the device. It is fixed by the batch and not by the lengths, so that a graph can be replayed.
+
+    ``rotate_output=False`` leaves the output in the values' rotated space, for a model whose output projection has that
+    rotation folded in.
     """
 
     def __init__(
-        self, layout: TileLayout, device: torch.device | str, assembly: bool | None = None, splits: int | None = None
+        self,
+        layout: TileLayout,
+        device: torch.device | str,
+        assembly: bool | None = None,
+        splits: int | None = None,
+        rotate_output: bool = True,
     ) -> None:
         self.layout, self.device = layout, torch.device(device)
         self.assembly = self.device.type == "cuda" if assembly is None else assembly
-        self.splits = splits
+        self.splits, self.rotate_output = splits, rotate_output
         self.tables = _tables(layout, self.device)
 
     def __call__(
@@ -152,7 +154,7 @@ class TileAttention:
         batch, q_heads, dim = q.shape
         kv_heads, t = self.layout.kv_heads, self.tables
         group = q_heads // kv_heads
-        if dim != SLABS * SLAB or q_heads % kv_heads or not 1 <= group <= MAX_GROUP:
+        if dim != DIM or q_heads % kv_heads or not 1 <= group <= MAX_GROUP:
             raise ValueError(f"q must be [batch, up to {MAX_GROUP} x {kv_heads} heads, 128], not {list(q.shape)}")
         if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != self.layout.page_bytes:
             raise ValueError(f"pages must be uint8 [batch, pages, {self.layout.page_bytes}], contiguous by page")
@@ -160,30 +162,44 @@ class TileAttention:
         rows, heads = batch * kv_heads, max(4, 1 << (group - 1).bit_length())
         splits = self.splits_for(batch, pages.shape[1])
         new = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
-        query, scale, offset = new((rows, 2 * heads, 128), torch.int8), *new((2, rows, 3, heads), torch.float32)
+        query = new((rows, heads, dim), torch.float32)
         partial, partial_lse = new((rows, heads, splits, 128), torch.float16), new((rows, heads, splits), torch.float32)
         out, lse = new((batch, q_heads, dim), q.dtype), new((batch, q_heads), torch.float32)
-        cuda = q.device.type == "cuda"
-        dependent = {"launch_pdl": True} if cuda else {}
-        k.prepare_query[(rows, heads)](
-            q, t.key_rotation, t.coordinate_scale, t.coordinate_run, t.coordinate_offset, query, scale, offset,
-            group, scaling * LOG2_E, q.stride(0), q.stride(1), kv_heads, HEADS=heads, DEPENDENT=cuda, num_warps=8,
+        others = (out, lse) if extra is None else (extra.out, extra.lse)
+        variant = {
+            "HEADS": heads,
+            "WORDS": self.layout.key_words,
+            "VALUE_TEMPLATE": self.layout.value[0].template,
+            "VALUE_WORDS": self.layout.value_words,
+            "KEY_LOG": self.layout.key_norm_bits == 8,
+            "VALUE_LOG": self.layout.value_norm_bits == 8,
+        }
+        sizes = (kv_heads, self.layout.page_bytes, pages.stride(0))
+        launch = self._launch(rows * splits)
+        k.rotate_query[(rows, group, 4)](
+            q, t.key_rotation, query, group, q.stride(0), q.stride(1), kv_heads,
+            HEADS=heads, DEPENDENT=bool(launch), num_warps=4,
         )  # fmt: skip
         k.attend[(splits, rows)](
-            query, scale, offset, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial, partial_lse,
-            kv_heads, self.layout.page_bytes, pages.stride(0), HEADS=heads, WORDS=self.layout.key_words,
-            VALUE_TEMPLATE=self.layout.value[0].template, VALUE_WORDS=self.layout.value_words,
-            KEY_LOG=self.layout.key_norm_bits == 8, VALUE_LOG=self.layout.value_norm_bits == 8,
-            STAGES=STAGES, ASSEMBLY=self.assembly, DEPENDENT=cuda, num_warps=4,
-            **({"maxnreg": 128} if self.assembly else {}), **dependent,
+            query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial,
+            partial_lse, *sizes, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,
+            DEPENDENT=bool(launch), num_warps=4, **({"maxnreg": 128} if self.assembly else {}), **launch,
         )  # fmt: skip
-        k.merge[(rows, group)](
-            partial, partial_lse, t.value_rotation, t.value_scale, starts, stops,
-            out if extra is None else extra.out, lse if extra is None else extra.lse, out, lse, kv_heads, group, splits,
-            HEADS=heads, SPLITS=1 << (splits - 1).bit_length(), EXTRA=extra is not None, DEPENDENT=cuda, num_warps=8,
-            **dependent,
+        k.merge[(rows, group, 4)](
+            partial, partial_lse, t.value_rotation, t.value_scale, starts, stops, *others, out, lse, kv_heads, splits,
+            HEADS=heads, SPLITS=1 << (splits - 1).bit_length(), ROTATE=self.rotate_output, EXTRA=extra is not None,
+            DEPENDENT=bool(launch), **MERGE, **launch,
         )  # fmt: skip
         return out, lse
+
+    def _launch(self, blocks: int) -> dict[str, bool]:
+        """Launch options: dependent launches pay where the device is nearly empty (see kernels.tile_kernels)."""
+        if self.device.type != "cuda" or blocks > self._multiprocessors():
+            return {}
+        return {"launch_pdl": True}
+
+    def _multiprocessors(self) -> int:
+        return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def splits_for(self, batch: int, pages: int) -> int:
         """Blocks that a sequence and head of ``pages`` pages are spread over."""
@@ -191,8 +207,9 @@ class TileAttention:
             return self.splits
         if self.device.type != "cuda":
             return min(pages, 4)
-        blocks = torch.cuda.get_device_properties(self.device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-        return max(1, min(pages, -(-blocks // (batch * self.layout.kv_heads))))
+        blocks = self._multiprocessors() * BLOCKS_PER_MULTIPROCESSOR
+        share = -(-pages * batch * self.layout.kv_heads // blocks)  # pages a block
+        return -(-pages // max(share, 1))
 
 
 def reference_attention(

@@ -1,0 +1,495 @@
+# ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
+"""The inner loop of decode attention over tile pages, in Triton: what happens to one head's share of the pages.
+
+With logits in base 2 and ``G`` query heads a KV head::
+
+    logit[t] = norm_k[t] * sum_c levels_k[t, c] q'[c]              int8 matrix product; codes are operand A, and the
+                                                                   rotated query q' is integers 256 * high + low
+    p[t] = 2^(logit[t] + log2(norm_v[t]) - m)                      as integers 256 * high + low
+    sum[c] = sum_t levels_v[c, t] p[t]                             int8 matrix product; codes are operand A
+    total = sum_t p[t] / norm_v[t]
+
+Folding the value's norm into the logit makes the integers of a page relative to the page's own largest product of
+probability and norm, whatever the norms are, and costs nothing: the addition becomes part of a multiply-add, and so
+does the mask. ``m`` follows a page's maximum but stays within 2^-12 of the running one, so that a page of small
+probabilities keeps its precision.
+
+A head takes its template, tables and offsets from ``ints`` (int32 ``[kv_heads, 16]``, columns below) and ``floats``. One
+loop is compiled for each template, so that a head pays for its own alone. The kernels that are launched are in
+:mod:`kvbench.kernels.tile_kernels`.
+"""
+
+import triton
+import triton.language as tl
+
+from kvbench.kernels.tile_codes import load_words, plain_slab, slab1, slab2, slab4, unpack_words
+
+# columns of ``ints``: template's number, key tables (4 bits: 2 words, 3 bits: 2, 2 bits: 1, 1 bit: 1), value table (2 words),
+# then where the head's parts start in a page, in units of 128 bytes
+TEMPLATE, KEY_TABLES, VALUE_TABLE, KEY_CODES, VALUE_CODES, KEY_NORMS, VALUE_NORM, INTS = 0, 1, 7, 9, 10, 11, 12, 16
+# columns of ``floats``: log2 of the smallest norm and the step of each key run's log code, then the value's, then each
+# key run's codebook scale times norm unit, and its half level
+KEY_LOW, KEY_STEP, VALUE_LOW, VALUE_STEP, KEY_SCALE, KEY_OFFSET, FLOATS = 0, 3, 6, 7, 8, 11, 16
+
+_TEMPLATE, _TABLES, _VALUE_TABLE = tl.constexpr(TEMPLATE), tl.constexpr(KEY_TABLES), tl.constexpr(VALUE_TABLE)
+_KEY_CODES, _VALUE_CODES = tl.constexpr(KEY_CODES), tl.constexpr(VALUE_CODES)
+_KEY_NORMS, _VALUE_NORM = tl.constexpr(KEY_NORMS), tl.constexpr(VALUE_NORM)
+_KEY_LOW, _KEY_STEP = tl.constexpr(KEY_LOW), tl.constexpr(KEY_STEP)
+_VALUE_LOW, _VALUE_STEP = tl.constexpr(VALUE_LOW), tl.constexpr(VALUE_STEP)
+_KEY_SCALE, _KEY_OFFSET = tl.constexpr(KEY_SCALE), tl.constexpr(KEY_OFFSET)
+
+LARGEST = tl.constexpr(32512.0)  # 127 * 256: the largest integer whose high and low parts are signed bytes
+LOG_LARGEST = tl.constexpr(14.988684686772166)
+ROUND_MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and subtracting it rounds
+BYTE_MAGIC = tl.constexpr(8388608.0)  # 2^23: a float's low mantissa bits are then an integer
+SPLIT_MAGIC = tl.constexpr(8388736.0)  # 2^23 + 128: byte 1 is the high part, byte 0 is 128 + the low part
+NO_NORM = tl.constexpr(60.0)  # a zero norm counts as this many octaves below the smallest
+SLACK = tl.constexpr(12.0)  # octaves a page's reference may stay below the running maximum
+NEVER = tl.constexpr(-1.0e30)
+
+SPLIT_PTX = tl.constexpr("""{
+.reg .b32 a, b, c, d, e, f;
+add.f32 a, $2, 0f4B000080;
+add.f32 b, $3, 0f4B000080;
+add.f32 c, $4, 0f4B000080;
+add.f32 d, $5, 0f4B000080;
+prmt.b32 e, a, b, 0x5140;
+prmt.b32 f, c, d, 0x5140;
+prmt.b32 $0, e, f, 0x7632;
+prmt.b32 e, e, f, 0x5410;
+xor.b32 $1, e, 0x80808080;
+}""")
+
+
+@triton.jit
+def split_bytes(x, ASSEMBLY: tl.constexpr):
+    """Non-negative floats up to 32512 -> int8 (high, low) with ``x = 256 * high + low`` after rounding."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            SPLIT_PTX, "=r,=r,r,r,r,r", [x], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
+        )
+    else:
+        bits = (x + SPLIT_MAGIC).to(tl.int32, bitcast=True)
+        return ((bits >> 8) & 127).to(tl.int8), ((bits & 255) - 128).to(tl.int8)
+
+
+@triton.jit
+def token_rows(a, b, c, d):
+    """Values of a lane's four tokens ``[32]`` each, (token[6], token[3]) = 00, 01, 10, 11 -> all tokens ``[128]``."""
+    x = tl.join(tl.join(a, c), tl.join(b, d))  # lane, token[6], token[3]
+    x = tl.permute(tl.reshape(x, (4, 8, 2, 2)), (2, 0, 3, 1))
+    return tl.reshape(x, (128,))
+
+
+@triton.jit
+def _code(word, SHIFT: tl.constexpr):
+    """A byte of a word as a float."""
+    return (((word >> SHIFT) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - BYTE_MAGIC
+
+
+@triton.jit
+def _half(word, SHIFT: tl.constexpr):
+    return ((word >> SHIFT) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def load_norms(pointer, LOG: tl.constexpr):
+    """A norm plane as four floats a lane: log codes, or fp16 norms."""
+    lane = tl.arange(0, 32)
+    word = tl.load(pointer + lane)
+    if LOG:
+        return _code(word, 0), _code(word, 8), _code(word, 16), _code(word, 24)
+    else:
+        high = tl.load(pointer + 32 + lane)
+        return _half(word, 0), _half(word, 16), _half(high, 0), _half(high, 16)
+
+
+@triton.jit
+def _norm(code, low, step):
+    return tl.exp2(low + step * code) * tl.minimum(code, 1.0)
+
+
+@triton.jit
+def key_norms(n, low, step, ratio, LOG: tl.constexpr):
+    """Norms ``[128]``, one a token, times ``ratio``, which ``low`` includes. fp16's unit is in the query's scale."""
+    if LOG:
+        return token_rows(
+            _norm(n[0], low, step), _norm(n[1], low, step), _norm(n[2], low, step), _norm(n[3], low, step)
+        )
+    else:
+        return token_rows(n[0] * ratio, n[1] * ratio, n[2] * ratio, n[3] * ratio)
+
+
+@triton.jit
+def _log_norm(code, low, step, LOG: tl.constexpr):
+    if LOG:
+        return (low - NO_NORM) + step * code + tl.minimum(code, 1.0) * NO_NORM
+    else:
+        return tl.log2(tl.maximum(code, 2.9e-11))  # zero counts as 2^-35, below the smallest fp16
+
+
+@triton.jit
+def value_log_norms(n, low, step, LOG: tl.constexpr):
+    """log2 of the values' norms, four a lane; finite for zero norms too."""
+    return (
+        _log_norm(n[0], low, step, LOG),
+        _log_norm(n[1], low, step, LOG),
+        _log_norm(n[2], low, step, LOG),
+        _log_norm(n[3], low, step, LOG),
+    )
+
+
+@triton.jit
+def load_tables(head_ints):
+    """A head's key tables as the assembly wants them: 4 bits (2 registers), 3 bits (2), 2 bits, 1 bit."""
+    t = head_ints + _TABLES
+    return tl.load(t), tl.load(t + 1), tl.load(t + 2), tl.load(t + 3), tl.load(t + 4), tl.load(t + 5)
+
+
+@triton.jit
+def byte_columns(high, low, ROWS: tl.constexpr, HEADS: tl.constexpr):
+    """int8 ``[ROWS, HEADS]`` twice -> ``[ROWS, columns]``: column ``2 g`` is head g's high part, ``2 g + 1`` its low part.
+
+    At least 16 columns, for want of which Triton leaves the warpgroup instructions: 4 heads fill half of them.
+    """
+    pair = tl.join(high, low)
+    if HEADS == 4:
+        pair = tl.permute(tl.join(pair, tl.zeros((ROWS, 4, 2), tl.int8)), (0, 3, 1, 2))
+        return tl.reshape(pair, (ROWS, 16))
+    else:
+        return tl.reshape(pair, (ROWS, 2 * HEADS))
+
+
+@triton.jit
+def _per_head(x, HEADS: tl.constexpr):
+    """A value a column -> a value a head: the columns of a head's high part."""
+    if HEADS == 4:
+        x, _ = tl.split(tl.permute(tl.reshape(x, (2, 8)), (1, 0)))
+    even, _ = tl.split(tl.reshape(x, (HEADS, 2)))
+    return even
+
+
+@triton.jit
+def load_run(query, group, scale, FIRST: tl.constexpr, SLABS: tl.constexpr, HEADS: tl.constexpr):
+    """A run's slabs of the rotated query ``[32 * SLABS, columns]`` (a head's values in both its columns, so that the
+    operand needs no rearrangement), times the run's scale, and the largest magnitude in each column."""
+    column = tl.arange(0, 16 if HEADS == 4 else 2 * HEADS)[None, :]
+    at = 32 * FIRST + tl.arange(0, 32 * SLABS)[:, None]
+    y = tl.load(query + (column >> 1) * 128 + at, mask=column < 2 * group, other=0.0) * scale
+    return y, tl.max(tl.abs(y), axis=0)
+
+
+@triton.jit
+def byte_operand(y, step):
+    """A run's slabs as integers of ``step [columns]``: int8, high part in even columns and low part in odd; and the
+    integers."""
+    column = tl.arange(0, y.shape[1])[None, :]
+    integer = (y * (1.0 / step)[None, :] + ROUND_MAGIC) - ROUND_MAGIC
+    high = (integer * 0.00390625 + 0.001953125 + ROUND_MAGIC) - ROUND_MAGIC
+    return tl.where((column & 1) == 0, high, integer - 256.0 * high).to(tl.int8), integer
+
+
+@triton.jit
+def combine(product, HEADS: tl.constexpr):
+    """int32 ``[128, columns]`` high and low products -> float32 ``[128, HEADS]``."""
+    if HEADS == 4:
+        used, _ = tl.split(tl.permute(tl.reshape(product, (128, 2, 4, 2)), (0, 2, 3, 1)))
+        high, low = tl.split(used)
+    else:
+        high, low = tl.split(tl.reshape(product, (128, HEADS, 2)))
+    return (high * 256 + low).to(tl.float32)
+
+
+@triton.jit
+def probability_columns(p, HEADS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Scaled probabilities ``[128 tokens, HEADS]`` -> int8 ``[128, columns]``, tokens in the order of a value page."""
+    high, low = split_bytes(p, ASSEMBLY)
+    columns = byte_columns(high, low, 128, HEADS)
+    COLUMNS: tl.constexpr = 16 if HEADS == 4 else 2 * HEADS
+    columns = tl.reshape(columns, (2, 4, 2, 8, COLUMNS))  # token[6], [5:4], [3], [2:0]
+    return tl.reshape(tl.permute(columns, (1, 3, 0, 2, 4)), (128, COLUMNS))
+
+
+@triton.jit
+def load_tile(pointer, places, levels, at, tables, WORDS: tl.constexpr, TEMPLATE: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """A page's codes as eight int8 tiles ``[128, 16]`` (assembly) or four slabs ``[128, 32]`` (plain)."""
+    if ASSEMBLY:
+        return unpack_words(load_words(pointer, at, WORDS), tables, TEMPLATE)
+    else:
+        words = pointer.to(tl.pointer_type(tl.uint32))
+        return (
+            plain_slab(words, places, levels, 0),
+            plain_slab(words, places, levels, 1),
+            plain_slab(words, places, levels, 2),
+            plain_slab(words, places, levels, 3),
+        )
+
+
+@triton.jit
+def multiply(tile, b, FIRST: tl.constexpr, SLABS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """``SLABS`` slabs of a tile, from ``FIRST``, times ``b`` int8 ``[32 * SLABS, columns]`` -> int32."""
+    if ASSEMBLY:
+        o: tl.constexpr = 2 * FIRST
+        if SLABS == 4:
+            a = slab4(tile)
+        elif SLABS == 2:
+            a = slab2(tile[o], tile[o + 1], tile[o + 2], tile[o + 3])
+        else:
+            a = slab1(tile[o], tile[o + 1])
+        return tl.dot(a, b, out_dtype=tl.int32)
+    elif SLABS == 4:
+        even, odd = tl.join(tile[0], tile[2]), tl.join(tile[1], tile[3])
+        a = tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), (128, 128))
+        return tl.dot(a, b, out_dtype=tl.int32)
+    elif SLABS == 2:
+        a = tl.reshape(tl.permute(tl.join(tile[FIRST], tile[FIRST + 1]), (0, 2, 1)), (128, 64))
+        return tl.dot(a, b, out_dtype=tl.int32)
+    else:
+        return tl.dot(tile[FIRST], b, out_dtype=tl.int32)
+
+
+@triton.jit
+def _attend_template(
+    head,
+    span,
+    HEADS: tl.constexpr,
+    TEMPLATE: tl.constexpr,
+    R0: tl.constexpr,
+    R1: tl.constexpr,
+    R2: tl.constexpr,
+    WORDS: tl.constexpr,
+    VALUE_TEMPLATE: tl.constexpr,
+    VALUE_WORDS: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    VALUE_LOG: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """:func:`attend_pages` for a head whose runs of R0, R1, R2 slabs have a norm and a query scale each."""
+    query, group, scaling, pages, head_ints, head_floats, places, levels, out, lse, splits, page_bytes = head
+    first, last, start, stop = span
+    g = tl.arange(0, HEADS)
+    row = tl.arange(0, 128)
+    lane = tl.arange(0, 32)
+    at = tl.arange(0, 32)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tables = load_tables(head_ints)
+    v0, v1 = tl.load(head_ints + _VALUE_TABLE), tl.load(head_ints + _VALUE_TABLE + 1)
+    value_tables = (v0, v1, v0, v1, v0, v0)
+    key_at = tl.load(head_ints + _KEY_CODES) * 128
+    value_at = tl.load(head_ints + _VALUE_CODES) * 128
+    key_norm_at = tl.load(head_ints + _KEY_NORMS) * 128
+    value_norm_at = tl.load(head_ints + _VALUE_NORM) * 128
+    NORM_BYTES: tl.constexpr = 128 if KEY_LOG else 256
+    # A run's integers have a step of their own, for its coordinates are alike and other runs' are not. The steps of two
+    # runs have one ratio for all query heads, which then belongs to the run's norms: one scale a head is left.
+    key_scale = head_floats + _KEY_SCALE
+    y0, peak0 = load_run(query, group, tl.load(key_scale) * scaling, 0, R0, HEADS)
+    unit = tl.maximum(peak0, 1e-30)
+    low0, step0 = tl.load(head_floats + _KEY_LOW), tl.load(head_floats + _KEY_STEP)
+    if R1 > 0:
+        y1, peak1 = load_run(query, group, tl.load(key_scale + 1) * scaling, R0, R1, HEADS)
+        unit = tl.maximum(unit, peak1 * 0.001)  # a run that is all but zero must not set the measure
+    if R2 > 0:
+        y2, peak2 = load_run(query, group, tl.load(key_scale + 2) * scaling, R0 + R1, R2, HEADS)
+        unit = tl.maximum(unit, peak2 * 0.001)
+    unit = unit / LARGEST
+    q0, integers = byte_operand(y0, unit)
+    scale = _per_head(unit, HEADS)
+    HALF: tl.constexpr = TEMPLATE >= 4000  # 4-bit codes stand for half levels; they are always the first run
+    if HALF:
+        offset = _per_head(tl.sum(integers, axis=0), HEADS) * tl.load(head_floats + _KEY_OFFSET)
+    if R1 > 0:
+        ratio1 = tl.maximum(tl.max(peak1 / unit, axis=0) / LARGEST, 1e-30)
+        q1, _1 = byte_operand(y1, unit * ratio1)
+        low1, step1 = tl.load(head_floats + _KEY_LOW + 1) + tl.log2(ratio1), tl.load(head_floats + _KEY_STEP + 1)
+    if R2 > 0:
+        ratio2 = tl.maximum(tl.max(peak2 / unit, axis=0) / LARGEST, 1e-30)
+        q2, _2 = byte_operand(y2, unit * ratio2)
+        low2, step2 = tl.load(head_floats + _KEY_LOW + 2) + tl.log2(ratio2), tl.load(head_floats + _KEY_STEP + 2)
+    value_low, value_step = tl.load(head_floats + _VALUE_LOW), tl.load(head_floats + _VALUE_STEP)
+    # a lane's tokens within a page: token[5:4] and token[2:0] here, token[6] and token[3] added below
+    token = (lane >> 3) * 16 + (lane & 7)
+
+    running = tl.full((HEADS,), NEVER, tl.float32)
+    reference = tl.full((HEADS,), NEVER, tl.float32)
+    total = tl.zeros((4, 8, HEADS), tl.float32)
+    weight = tl.zeros((4, 8, HEADS), tl.float32)
+    sums = tl.zeros((128, HEADS), tl.float32)
+    for page in tl.range(first, last, num_stages=STAGES):
+        base = pages + page_bytes.to(tl.int64) * page
+        norm_base = (base + key_norm_at).to(tl.pointer_type(tl.uint32))
+        keys = load_tile(base + key_at, places, levels, at, tables, WORDS, TEMPLATE, ASSEMBLY)
+        if ASSEMBLY:
+            value_words = load_words(base + value_at, at, VALUE_WORDS)
+        n0 = load_norms(norm_base, KEY_LOG)
+        vn = load_norms((base + value_norm_at).to(tl.pointer_type(tl.uint32)), VALUE_LOG)
+
+        e = value_log_norms(vn, value_low, value_step, VALUE_LOG)
+        here = page * 128 + token - start
+        extent = (stop - start).to(tl.uint32)
+        # unsigned: tokens before the start wrap around and are masked too
+        m0 = tl.where(here.to(tl.uint32) < extent, e[0], float("-inf"))
+        m1 = tl.where((here + 8).to(tl.uint32) < extent, e[1], float("-inf"))
+        m2 = tl.where((here + 64).to(tl.uint32) < extent, e[2], float("-inf"))
+        m3 = tl.where((here + 72).to(tl.uint32) < extent, e[3], float("-inf"))
+        bias = token_rows(m0, m1, m2, m3)
+        inverse = token_rows(tl.exp2(-e[0]), tl.exp2(-e[1]), tl.exp2(-e[2]), tl.exp2(-e[3]))
+
+        logit = combine(multiply(keys, q0, 0, R0, ASSEMBLY), HEADS)
+        if HALF:
+            logit += offset[None, :]
+        logit = logit * key_norms(n0, low0, step0, 1.0, KEY_LOG)[:, None]
+        if R1 > 0:
+            n1 = load_norms(norm_base + NORM_BYTES // 4, KEY_LOG)
+            run = combine(multiply(keys, q1, R0, R1, ASSEMBLY), HEADS)
+            logit += run * key_norms(n1, low1, step1, ratio1, KEY_LOG)[:, None]
+        if R2 > 0:
+            n2 = load_norms(norm_base + 2 * NORM_BYTES // 4, KEY_LOG)
+            run = combine(multiply(keys, q2, R0 + R1, R2, ASSEMBLY), HEADS)
+            logit += run * key_norms(n2, low2, step2, ratio2, KEY_LOG)[:, None]
+        logit = logit * scale[None, :] + bias[:, None]
+
+        peak = tl.max(logit, axis=0)
+        running = tl.maximum(running, peak)
+        now = tl.maximum(peak, running - SLACK)
+        decay = tl.exp2(reference - now)
+        reference = now
+        p = tl.exp2(logit - (now - LOG_LARGEST)[None, :])
+        # a lane sums its own four tokens; lanes are summed once, after the loop
+        mass = tl.reshape(p * inverse[:, None], (2, 4, 2, 8, HEADS))
+        total = total * decay[None, None, :] + tl.sum(tl.sum(mass, axis=2), axis=0)
+        if VALUE_TEMPLATE == 4444:
+            mass = tl.reshape(p, (2, 4, 2, 8, HEADS))
+            weight = weight * decay[None, None, :] + tl.sum(tl.sum(mass, axis=2), axis=0)
+        columns = probability_columns(p, HEADS, ASSEMBLY)
+        if ASSEMBLY:
+            values = unpack_words(value_words, value_tables, VALUE_TEMPLATE)
+        else:
+            values = load_tile(
+                base + value_at, places + 16, levels + 64, at, value_tables, VALUE_WORDS, VALUE_TEMPLATE, ASSEMBLY
+            )
+        product = combine(multiply(values, columns, 0, 4, ASSEMBLY), HEADS)
+        sums = sums * decay[None, :] + product
+
+    all_total = tl.sum(tl.sum(total, axis=0), axis=0)
+    if VALUE_TEMPLATE == 4444:
+        sums += 0.5 * tl.sum(tl.sum(weight, axis=0), axis=0)[None, :]
+    # in units of 1/128 of a level: fp16 then holds any sum of fp16 norms
+    result = sums * (0.0078125 / tl.maximum(all_total, 1e-37))[None, :]
+    tl.store(out + g[None, :] * splits * 128 + row[:, None], result.to(tl.float16))
+    tl.store(
+        lse + g * splits,
+        tl.where(all_total > 0, reference - LOG_LARGEST + tl.log2(tl.maximum(all_total, 1e-37)), float("-inf")),
+    )
+
+
+@triton.jit
+def attend_pages(
+    head,
+    span,
+    HEADS: tl.constexpr,
+    WORDS: tl.constexpr,
+    VALUE_TEMPLATE: tl.constexpr,
+    VALUE_WORDS: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    VALUE_LOG: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Attend one head's queries to pages ``first..last`` of a sequence, tokens ``start..stop``.
+
+    ``head``: query float32 ``[group, 128]`` (rotated), group, scaling (with log2(e)), the sequence's pages, the head's rows
+    of ints, floats, places and levels, where its partial output float16 ``[HEADS, splits, 128]`` and log-sum-exp float32
+    ``[HEADS, splits]`` (base 2) go, splits, page_bytes. ``span``: first, last, start, stop.
+    """
+    template = tl.load(head[4] + _TEMPLATE)
+    # the numbers after a template are the slabs in its runs of equal width
+    if WORDS == 4:
+        _attend_template(
+            head, span, HEADS, 4444, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
+        )
+    elif WORDS == 3:
+        if template == 3333:
+            _attend_template(
+                head,
+                span,
+                HEADS,
+                3333,
+                4,
+                0,
+                0,
+                WORDS,
+                VALUE_TEMPLATE,
+                VALUE_WORDS,
+                KEY_LOG,
+                VALUE_LOG,
+                STAGES,
+                ASSEMBLY,
+            )
+        elif template == 4332:
+            _attend_template(
+                head,
+                span,
+                HEADS,
+                4332,
+                1,
+                2,
+                1,
+                WORDS,
+                VALUE_TEMPLATE,
+                VALUE_WORDS,
+                KEY_LOG,
+                VALUE_LOG,
+                STAGES,
+                ASSEMBLY,
+            )
+        elif template == 4422:
+            _attend_template(
+                head,
+                span,
+                HEADS,
+                4422,
+                2,
+                2,
+                0,
+                WORDS,
+                VALUE_TEMPLATE,
+                VALUE_WORDS,
+                KEY_LOG,
+                VALUE_LOG,
+                STAGES,
+                ASSEMBLY,
+            )
+        else:
+            _attend_template(
+                head,
+                span,
+                HEADS,
+                4431,
+                2,
+                1,
+                1,
+                WORDS,
+                VALUE_TEMPLATE,
+                VALUE_WORDS,
+                KEY_LOG,
+                VALUE_LOG,
+                STAGES,
+                ASSEMBLY,
+            )
+    elif template == 2222:
+        _attend_template(
+            head, span, HEADS, 2222, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
+        )
+    elif template == 3221:
+        _attend_template(
+            head, span, HEADS, 3221, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
+        )
+    elif template == 3311:
+        _attend_template(
+            head, span, HEADS, 3311, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
+        )
+    else:
+        _attend_template(
+            head, span, HEADS, 4211, 1, 1, 2, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
+        )
