@@ -7,13 +7,13 @@ format must agree on every code. Nothing here imports torch.
 Bits on the wire (``RotatedCodebook``), for one token of one KV head::
 
     x [head_dim]                              the vector as the model made it, less the centre at its position
-    x_g = (basis x)[group.dims]               one vector a group; most heads have no basis, x_g = x[group.dims]
+    x_g = scales * (basis x)[group.dims]      one vector a group; most have neither scales nor basis: x[group.dims]
     n_g = |x_g|                               its Euclidean norm
     y_g = Pi_g x_g / n_g                      rotated unit vector; Pi_g orthogonal, given by group.rotation
     c_j = nearest level of y_g[j]             one code a coordinate, in the codebook of the coordinate's segment
     y'_g[j] = codebook.scale * levels[c_j]
     n'_g = n_g / |y'_g|                       norm correction: the decoded group has exactly the norm n_g
-    x'_g = n'_g Pi_g^T y'_g                   what decoding returns, before basis and centre are undone
+    x'_g = n'_g Pi_g^T y'_g                   what decoding returns, before scales, basis and centre are undone
 
 A head's row is the codes of its groups in order, each code ``bits`` wide, least significant bit first, without gaps:
 bit ``i`` of the row is bit ``i % 8`` of byte ``i // 8``. A row is padded with zero bits to a whole byte. A token's
@@ -129,12 +129,18 @@ class Group:
     rotation: HaarRotation
     segments: tuple[Segment, ...]
     norm: Fp16Norm | LogNorm = Fp16Norm()
+    scales: tuple[float, ...] | None = None  # one a dim: where errors may be larger, where smaller
 
     def __post_init__(self) -> None:
         if sum(segment.count for segment in self.segments) != len(self.dims):
             raise ValueError(f"a group's segments must cover its {len(self.dims)} dims exactly")
         if self.rotation.dim != len(self.dims):
             raise ValueError(f"a group of {len(self.dims)} dims needs a rotation of that size")
+        if self.scales is not None:
+            if len(self.scales) != len(self.dims):
+                raise ValueError(f"a group of {len(self.dims)} dims needs as many scales, not {len(self.scales)}")
+            if not all(math.isfinite(scale) and scale > 0 for scale in self.scales):
+                raise ValueError("a group's scales must be positive and finite")
 
     @property
     def code_bits(self) -> int:

@@ -19,16 +19,36 @@ FP16_MAX = 65504.0
 
 
 def head_rotation(head: HeadFormat) -> np.ndarray:
-    """The head's orthogonal matrix, float64 ``[coordinate, dim]``: permutation into groups, each group's rotation."""
+    """The head's rotation, orthogonal, float64 ``[coordinate, dim]``: permutation, then each group's."""
     matrix = np.zeros((head.head_dim, head.head_dim))
     start = 0
     for group in head.groups:
         stop = start + len(group.dims)
         matrix[start:stop, list(group.dims)] = haar(group.rotation.dim, group.rotation.seed)
         start = stop
-    if head.basis is None:
-        return matrix
-    return matrix @ np.frombuffer(head.basis.data, dtype="<f4").reshape(head.head_dim, head.head_dim).astype(np.float64)
+    return matrix
+
+
+def head_scales(head: HeadFormat) -> np.ndarray:
+    """What each row of the head's basis, or each dim, is multiplied by before rotation, float64 ``[head_dim]``."""
+    scales = np.ones(head.head_dim)
+    for group in head.groups:
+        if group.scales is not None:
+            scales[list(group.dims)] = group.scales
+    return scales
+
+
+def head_matrices(head: HeadFormat) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices ``[coordinate, dim]`` that encoding multiplies vectors by, and queries are multiplied by.
+
+    The second is the first's inverse transposed, so that products of queries and vectors stay what they are, and its
+    transpose brings decoded coordinates back. They are equal where the head has no scales.
+    """
+    basis = np.eye(head.head_dim)
+    if head.basis is not None:
+        basis = np.frombuffer(head.basis.data, dtype="<f4").reshape(basis.shape).astype(np.float64)
+    scales, rotation = head_scales(head), head_rotation(head)
+    return rotation @ (scales[:, None] * basis), rotation @ (basis / scales[:, None])
 
 
 def head_segments(head: HeadFormat) -> list[Segment]:
@@ -99,13 +119,15 @@ class RotatedCodebookCodec(Codec):
             Plane("codes", torch.uint8, self.layout.row_bytes),
             Plane("norms", self._norms.dtype, self._norms.width),
         )
-        rotation = np.stack([head_rotation(head) for head in format.heads])
-        self._rotation = torch.from_numpy(rotation).to(self.device, torch.float32)
+        written, read = zip(*(head_matrices(head) for head in format.heads), strict=True)
+        self._write = torch.from_numpy(np.stack(written)).to(self.device, torch.float32)
+        self._read = torch.from_numpy(np.stack(read)).to(self.device, torch.float32)
         group_of = [index for index, group in enumerate(groups) for _ in group.dims]
         self._group_of = torch.tensor(group_of, device=self.device)
         self._groups = len(groups)
         self._centre = CentreTerm(format.centre, self.device) if format.centre else None
-        self._bases = sum(len(head.basis.data) for head in format.heads if head.basis)
+        self._constants = sum(len(head.basis.data) for head in format.heads if head.basis)
+        self._constants += sum(4 * len(group.scales) for group in groups if group.scales)
         self._levels, self._thresholds = self._tables(segments)
 
     def _tables(self, segments: list[Segment]) -> tuple[Tensor, Tensor]:
@@ -137,7 +159,7 @@ class RotatedCodebookCodec(Codec):
 
     @property
     def constant_bytes(self) -> int:
-        return self._bases + (self._centre.nbytes if self._centre else 0)
+        return self._constants + (self._centre.nbytes if self._centre else 0)
 
     def centre(self, positions: Tensor) -> Tensor | None:
         return self._centre.at(positions) if self._centre else None
@@ -155,13 +177,13 @@ class RotatedCodebookCodec(Codec):
         return values.unflatten(-1, (self.kv_heads, self.head_dim))
 
     def to_space(self, q: Tensor) -> Tensor:
-        return torch.einsum("hcd,...hgd->...hgc", self._rotation, q.float())
+        return torch.einsum("hcd,...hgd->...hgc", self._read, q.float())
 
     def from_space(self, out: Tensor) -> Tensor:
-        return torch.einsum("hcd,...hgc->...hgd", self._rotation, out.float())
+        return torch.einsum("hcd,...hgc->...hgd", self._read, out.float())
 
     def _rotate(self, x: Tensor) -> Tensor:
-        return torch.einsum("hcd,nhd->nhc", self._rotation, x.to(self.device, torch.float32))
+        return torch.einsum("hcd,nhd->nhc", self._write, x.to(self.device, torch.float32))
 
     def _group_norms(self, coordinates: Tensor) -> Tensor:
         """Norm of every group: ``[n, coordinates] -> [n, groups]``."""

@@ -53,12 +53,27 @@ def shared_widths(
     return tuple(widths)
 
 
+def balancing_scales(queries: Array, keys: Array) -> Array:
+    """Scales of blocks, ``[kv_heads, blocks]``, from the energies of their queries and of what is coded of their keys.
+
+    A rotated group spreads its error evenly over its scaled coordinates. Scaled by w, block i has the share
+    ``a_i / w_i^2`` of the squared logit error, of a total proportional to ``sum(c_i w_i^2)``; the product of the two
+    sums is least where ``w_i^4 = a_i / c_i`` (Cauchy and Schwarz). RoPE turns within a block, so a scale a block
+    commutes with it, and it folds into the query's rotation: it costs nothing.
+    """
+    floor = 1e-9 * np.maximum(queries.max(axis=1, keepdims=True), keys.max(axis=1, keepdims=True)) + 1e-30
+    logarithms = np.log(np.maximum(queries, floor) / np.maximum(keys, floor)) / 4
+    logarithms -= logarithms.mean(axis=1, keepdims=True)
+    return np.exp(logarithms).astype(np.float32).astype(np.float64)
+
+
 @dataclass(frozen=True)
 class BlockGTQ(Quantizer):
     """RoPE-aware bit allocation (arXiv 2606.24033): greedy widths per RoPE block, one group a width; V is TQ-MSE.
 
     As published, blocks are scored by energy, ``(E|q_i|^2 + E|k_i|^2) / 2`` per layer and KV head, norms are fp16 and
-    nothing is taken off; the other values of ``score``, ``center``, ``norm_bits``, ``align`` and ``v`` are kvbench's.
+    nothing is taken off; the other values of ``score``, ``center``, ``norm_bits``, ``balance``, ``align`` and ``v`` are
+    kvbench's.
     Dims outside the rotary part form a group of their own at the average.
     """
 
@@ -71,6 +86,9 @@ class BlockGTQ(Quantizer):
     score: str = field(default="energy", metadata={"help": "energy (the paper's) or product, E|q_i|^2 E|k_i|^2"})
     center: str = field(default="none", metadata={"help": "mean of keys taken off: none, all, or of r RoPE blocks"})
     norm_bits: int = field(default=16, metadata={"help": "bits a norm: 16 (fp16), 8 or 6 (logarithmic)"})
+    balance: bool = field(
+        default=False, metadata={"help": "scale a group's blocks so that errors fall on weak queries"}
+    )
     align: int = field(default=1, metadata={"help": "RoPE blocks that share a width, in order of score"})
     v: str = field(default="tqmse", metadata={"help": "values: tqmse, or pca (principal axes, mean off)"})
     seed: int = field(default=42, metadata={"help": "seed of the rotations"})
@@ -113,11 +131,19 @@ class BlockGTQ(Quantizer):
         centre, mean = key_centre(layer, geometry, self.center)
         queries, keys = layer.q.block_energy(geometry), residual_energy(layer, geometry, mean)
         scores = queries * keys if self.score == "product" else (queries + keys) / 2
+        scales = balancing_scales(queries, keys) if self.balance else np.ones_like(queries)
         sample = layer.k.sample.astype(np.float64) - mean
-        heads = tuple(self._head(geometry, head, scores[head], sample[:, head]) for head in range(geometry.kv_heads))
+        heads = tuple(
+            self._head(geometry, head, scores[head], scales[head], sample[:, head]) for head in range(geometry.kv_heads)
+        )
         return RotatedCodebook(heads, centre)
 
-    def _head(self, geometry: LayerGeometry, head: int, scores: Array, sample: Array) -> HeadFormat:
+    def _head(
+        self, geometry: LayerGeometry, head: int, scores: Array, block_scales: Array, sample: Array
+    ) -> HeadFormat:
+        scales = np.ones(geometry.head_dim)
+        scales[np.array(geometry.blocks, dtype=np.int64).ravel()] = np.repeat(block_scales, 2)
+        sample = sample * scales
         members: dict[int, list[int]] = {}
         if len(scores):
             widths = shared_widths(scores.tolist(), self.k_bits, self.align, self.min_bits, self.max_bits)
@@ -136,6 +162,7 @@ class BlockGTQ(Quantizer):
                     HaarRotation(len(dims), seed),
                     uniform_segments(len(dims), bits),
                     norm_code(sample[:, dims], self.norm_bits),
+                    tuple(float(scales[dim]) for dim in dims) if self.balance else None,
                 )
                 for dims, bits in groups
             )

@@ -4,11 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from kvbench.calibration import Rotary
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.formats import Basis, Fp16Norm, LogNorm, RotatedCodebook
-from kvbench.quantizers.blockgtq import BlockGTQ, shared_widths
+from kvbench.quantizers.blockgtq import BlockGTQ, balancing_scales, shared_widths
 from kvbench.quantizers.cblockgtq import CenteredBlockGTQ
 from kvbench.quantizers.centring import key_centre, residual_energy
 from kvbench.quantizers.principal_axes import principal_axes
@@ -70,7 +71,7 @@ def test_frequencies_that_change_with_length_are_refused(type: str) -> None:
 
 def test_without_its_changes_it_is_block_gtq() -> None:
     of = geometry(64, 64)
-    plain = CenteredBlockGTQ(score="energy", center="none", norm_bits=16).fit(with_rotary(of), of)
+    plain = CenteredBlockGTQ(score="energy", center="none", norm_bits=16, balance=False).fit(with_rotary(of), of)
     assert plain.digest() == BlockGTQ().fit(with_rotary(of), of).digest()
     assert plain.digest() != CenteredBlockGTQ().fit(with_rotary(of), of).digest()
 
@@ -124,3 +125,25 @@ def test_values_by_principal_axes_spend_their_bits_where_the_variance_is() -> No
 def test_wrong_options_say_what_is_allowed(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         CenteredBlockGTQ(**options)  # type: ignore[arg-type]
+
+
+def test_balancing_evens_out_what_blocks_do_to_logits() -> None:
+    """The product of the two sums is no larger than with any other scales: least at ``w^4 = a / c``."""
+    generator = np.random.default_rng(0)
+    queries, keys = generator.gamma(0.5, size=(2, 32)), generator.gamma(0.5, size=(2, 32))
+    squares = np.square(balancing_scales(queries, keys))
+    balanced = (queries / squares).sum(1) * (keys * squares).sum(1)
+    assert np.allclose(balanced, np.square(np.sqrt(queries * keys).sum(1)))
+    assert np.all(balanced < queries.sum(1) * keys.sum(1))
+
+
+def test_scales_do_not_change_what_is_attended() -> None:
+    """Products with queries, and what decoding gives back, are those of the unscaled vectors, to coding error."""
+    of = geometry(64, 64)
+    codec = BlockGTQ(k_bits=8, balance=True, norm_bits=16).fit(with_rotary(of), of).key[0].codec()
+    x, q = torch.randn(20, 2, 64), torch.randn(20, 2, 3, 64)
+    planes = codec.encode(x)
+    products = torch.einsum("nhgd,nhd->nhg", codec.to_space(q), codec.decode(planes))
+    expected = torch.einsum("nhgd,nhd->nhg", q, codec.reconstruct(x))
+    assert torch.allclose(products, expected, atol=1e-4)
+    assert (codec.reconstruct(x) - x).norm() / x.norm() < 0.05
