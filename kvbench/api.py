@@ -6,18 +6,21 @@ major version, or a newer minor one than this, is refused when the plugin is loa
 
 from typing import TYPE_CHECKING, Any
 
-from kvbench.calibration import Calibration, LayerCalibration, TensorStatistics
+from kvbench.calibration import Calibration, LayerCalibration, Rotary, TensorStatistics
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.hookspecs import hookimpl
+from kvbench.kernels.comparator_formats import Affine, BlockFloat4, Float8
 from kvbench.kernels.formats import (
     CacheFormat,
+    Centre,
     Codebook,
     Dense,
     Fp16Norm,
     Group,
     HaarRotation,
     HeadFormat,
+    LogNorm,
     RotatedCodebook,
     Segment,
     TensorFormat,
@@ -28,6 +31,7 @@ from kvbench.task import Task, TaskResult
 
 if TYPE_CHECKING:
     from kvbench.configuration import ModelConfig
+    from kvbench.kernels.bitpack import RowLayout
     from kvbench.kernels.codec import Codec, Plane
     from kvbench.results import Result
     from kvbench.session import Session
@@ -36,12 +40,16 @@ API_VERSION = "1.0"
 
 __all__ = [
     "API_VERSION",
+    "Affine",
+    "BlockFloat4",
     "CacheFormat",
     "Calibration",
+    "Centre",
     "Codebook",
     "Codec",
     "ConfigurationError",
     "Dense",
+    "Float8",
     "Fp16Norm",
     "Group",
     "HaarRotation",
@@ -49,13 +57,16 @@ __all__ = [
     "KvbenchError",
     "LayerCalibration",
     "LayerGeometry",
+    "LogNorm",
     "ModelConfig",
     "ModelGeometry",
     "Plane",
     "Quantizer",
     "ReportSection",
     "Result",
+    "Rotary",
     "RotatedCodebook",
+    "RowLayout",
     "Segment",
     "Session",
     "Task",
@@ -71,6 +82,7 @@ _LATE = {
     "ModelConfig": "kvbench.configuration",
     "Plane": "kvbench.kernels.codec",
     "Result": "kvbench.results",
+    "RowLayout": "kvbench.kernels.bitpack",
     "Session": "kvbench.session",
 }
 

@@ -30,7 +30,18 @@ def doctor(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
-SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"plugins": plugins, "doctor": doctor}
+def new_plugin(arguments: Sequence[str]) -> int:
+    """The beginnings of a plugin."""
+    from kvbench.new_plugin import main
+
+    return main(arguments)
+
+
+SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "plugins": plugins,
+    "new-plugin": new_plugin,
+    "doctor": doctor,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ Usage
   kvbench [KEY=VALUE ...]             run one benchmark
   kvbench -m KEY=VALUE1,VALUE2 ...    run a sweep: one folder a cell, one summary at the end
   kvbench plugins                     what is installed, and what failed to load
+  kvbench new-plugin NAME             the beginnings of a plugin: a distribution that works as it is
   kvbench doctor                      versions, devices, the attention baseline, the default model
 
 Examples

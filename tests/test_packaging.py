@@ -36,7 +36,7 @@ def shipped_files() -> set[str]:
     files = set()
     for name in listed:
         for room, place in ROOMS.items():
-            if name.startswith(f"{room}/") and name.endswith((".py", ".yaml", "py.typed")):
+            if name.startswith(f"{room}/") and name.endswith((".py", ".yaml", ".template", "py.typed")):
                 files.add(f"{place}/{name.removeprefix(f'{room}/')}")
     return files
 
