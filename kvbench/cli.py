@@ -30,6 +30,13 @@ def doctor(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def report(arguments: Sequence[str]) -> int:
+    """All runs under some folders as one comparison."""
+    from kvbench.reports.command import main
+
+    return main(arguments)
+
+
 def new_plugin(arguments: Sequence[str]) -> int:
     """The beginnings of a plugin."""
     from kvbench.new_plugin import main
@@ -41,6 +48,7 @@ SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "plugins": plugins,
     "new-plugin": new_plugin,
     "doctor": doctor,
+    "report": report,
 }
 
 

@@ -19,6 +19,7 @@ kvbench {kvbench.__version__}: benchmark LLM KV-cache quantizers on packed bytes
 Usage
   kvbench [KEY=VALUE ...]             run one benchmark
   kvbench -m KEY=VALUE1,VALUE2 ...    run a sweep: one folder a cell, one summary at the end
+  kvbench report DIR... [--out FILE]  compare everything that was run, as a table or as HTML, Markdown, CSV, Parquet
   kvbench plugins                     what is installed, and what failed to load
   kvbench new-plugin NAME             the beginnings of a plugin: a distribution that works as it is
   kvbench doctor                      versions, devices, the attention baseline, the default model
@@ -27,6 +28,7 @@ Examples
   kvbench quantizer=blockgtq model=smollm2-135m quantizer.k_bits=3 quantizer.v_bits=3
   kvbench quantizer=tqmse task=[logit_error] task.logit_error.tokens=512 hydra.run.dir=out
   kvbench -m quantizer=tqmse,blockgtq quantizer.k_bits=2,3
+  kvbench report multirun --out comparison.html
   kvbench model=local model.path=DIR corpus=files corpus.calibration=A.txt corpus.evaluation=B.txt
 """
 FOOTER = """\

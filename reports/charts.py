@@ -22,11 +22,11 @@ def series_styles(names: Sequence[str]) -> dict[str, str]:
     return {name: STYLES[i % len(STYLES)] for i, name in enumerate(others)} | {REFERENCE: "series-reference"}
 
 
-def error_by_layer(series: Series, key: str = "logit-error") -> Figure | None:
+def error_by_layer(series: Series, key: str = "logit-error", rows: Mapping[str, str] | None = None) -> Figure | None:
     """One line a quantizer over the layers. Linear from zero, or logarithmic where the series are far apart.
 
     The fp16 cache's error is orders of magnitude lower: it lies on the zero of a linear axis and is left out of a
-    logarithmic one, which the caption says.
+    logarithmic one, which the caption says. ``rows`` gives the row of a comparison that a line belongs to.
     """
     points = {name: [value for value in values if value is not None] for name, values in series.items()}
     scaled = [value for name, values in points.items() if name != REFERENCE for value in values]
@@ -45,14 +45,16 @@ def error_by_layer(series: Series, key: str = "logit-error") -> Figure | None:
     root = drawing(key, "Logit error by layer", f"{count} layers. {described}.", WIDTH, HEIGHT)
     x = Scale(0, max(1, count - 1), LEFT + 8, WIDTH - RIGHT - 8)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP, logarithmic)
-    _frame(root, y, [(x(i), str(i)) for i in index_ticks(count, 10)], "layer", "logit error")
+    frame(root, y, [(x(i), str(i)) for i in index_ticks(count, 10)], "layer", "logit error")
     styles = series_styles(list(series))
     for name in reversed(drawn):  # the quantizer asked for is drawn last, on top
-        _line(root, name, series[name], x, y, styles[name])
+        line = _line(root, name, series[name], x, y, styles[name])
+        if rows is not None:
+            line.set("data-row", rows[name])
     return Figure(caption, [root], [LegendEntry(styles[name], name) for name in drawn])
 
 
-def _line(root: Element, name: str, values: Sequence[float | None], x: Scale, y: Scale, style: str) -> None:
+def _line(root: Element, name: str, values: Sequence[float | None], x: Scale, y: Scale, style: str) -> Element:
     """A line with a dot a layer; a layer without a value leaves a gap."""
     shown = [(i, v) if v is not None and not (y.logarithmic and v <= 0) else None for i, v in enumerate(values)]
     path, pen = "", "M"
@@ -64,9 +66,10 @@ def _line(root: Element, name: str, values: Sequence[float | None], x: Scale, y:
     for i, value in filter(None, shown):
         dot = add(group, "circle", class_="dot", cx=x(i), cy=y(value), r=3)
         add(dot, "title", f"{shorten(name, 40)}, layer {i}: {number(value)}")
+    return group
 
 
-def _frame(root: Element, y: Scale, x_labels: Sequence[tuple[float, str]], x_title: str, y_title: str) -> None:
+def frame(root: Element, y: Scale, x_labels: Sequence[tuple[float, str]], x_title: str, y_title: str) -> None:
     """Horizontal grid lines with their values, labels below, and both axes' titles."""
     for value in y.ticks():
         add(root, "path", class_="grid", d=f"M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}")
@@ -89,15 +92,17 @@ def width_shares(layer: Sequence[Sequence[int]]) -> dict[int, float]:
     return {bits: count / counts.total() for bits, count in sorted(counts.items())}
 
 
-def shares_by_layer(name: str, allocation: Allocation, key: str) -> Figure:
+def shares_by_layer(name: str, allocation: Allocation, key: str, row: str = "") -> Figure:
     """A stacked column a layer: the share of its RoPE blocks at each code width, narrow codes at the bottom."""
     used = widths_used(allocation)
     description = f"{len(allocation)} layers; widths from {used[0]} to {used[-1]} bits."
     root = drawing(key, f"Share of blocks at each code width, {shorten(name, 40)}", description, WIDTH, HEIGHT)
+    if row:
+        root.set("data-row", row)
     pitch = (WIDTH - LEFT - RIGHT) / len(allocation)
     y = Scale(0, 100, HEIGHT - BOTTOM, TOP)
     centres = [(LEFT + (i + 0.5) * pitch, str(i)) for i in index_ticks(len(allocation), 10)]
-    _frame(root, y, centres, "layer", "share of blocks, %")
+    frame(root, y, centres, "layer", "share of blocks, %")
     for i, layer in enumerate(allocation):
         below = 0.0
         for bits, share in width_shares(layer).items():
@@ -108,6 +113,35 @@ def shares_by_layer(name: str, allocation: Allocation, key: str) -> Figure:
             below = top
     caption = f"{shorten(name, 60)}: share of each layer's RoPE blocks at each code width, all KV heads together."
     return Figure(caption, [root], width_legend(used))
+
+
+def shares_by_quantizer(named: Mapping[str, tuple[str, Allocation, str]], key: str) -> Figure:
+    """A stacked bar a quantizer: the share of all RoPE blocks at each code width.
+
+    ``named`` gives label, allocation and setting by the row of the comparison.
+    """
+    pitch, top = 46.0, 6.0
+    height = top + pitch * len(named) + 46
+    x = Scale(0, 100, 8, WIDTH - 18)
+    root = drawing(key, "Share of blocks at each code width", f"{len(named)} allocations.", WIDTH, height)
+    for share in (0, 25, 50, 75, 100):
+        add(root, "path", class_="grid", d=f"M{x(share):.1f} {top}V{height - 42}")
+        add(root, "text", f"{share}", class_="tick", x=x(share), y=height - 26, text_anchor="middle")
+    add(root, "text", "share of RoPE blocks, %", class_="axis", x=WIDTH / 2, y=height - 6, text_anchor="middle")
+    used: set[int] = set()
+    for i, (row, (label, allocation, setting)) in enumerate(named.items()):
+        y, start = top + pitch * i, 0.0
+        group = add(root, "g", data_row=row)
+        add(group, "text", shorten(f"{label}, {setting}", 90), class_="label", x=8, y=y + 14)
+        for bits, share in width_shares([head for layer in allocation for head in layer]).items():
+            used.add(bits)
+            left, right = x(start), x(start + 100 * share)
+            style = f"fill {width_style(bits)}"
+            bar = add(group, "rect", class_=style, x=left, y=y + 20, width=right - left, height=18)
+            add(bar, "title", f"{shorten(label, 40)}: {100 * share:.1f} % of blocks at {bits_text(bits)}")
+            start += 100 * share
+    caption = "Share of all key RoPE blocks at each code width, all layers and KV heads."
+    return Figure(caption, [root], width_legend(sorted(used)))
 
 
 def width_maps(name: str, allocation: Allocation, key: str) -> Figure:

@@ -20,6 +20,8 @@ def visible(text: str, keep: str = "") -> str:
 
     Characters in ``keep`` stay as they are.
     """
+    if text.isprintable():  # nearly every text is, and a comparison has a hundred thousand
+        return text
     return "".join(
         character
         if character in keep or character in _JOINERS or unicodedata.category(character) not in _UNSHOWABLE

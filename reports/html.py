@@ -19,7 +19,7 @@ SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:;
 def render_html(result: "Result", sections: Sequence[type[ReportSection]] = SECTIONS) -> str:
     """The report as an HTML document. A section that raises is shown as one that could not be rendered."""
     rendered = render_sections(result, sections, "html")
-    links = "".join(f'<li><a href="#{part.anchor}">{html_name(part.title, NAME_LIMIT)}</a></li>' for part in rendered)
+    links = section_links(rendered)
     created = result.created.isoformat(sep=" ", timespec="seconds")
     quantizer, model = html_name(result.quantizer.name, NAME_LIMIT), html_name(result.model.name, NAME_LIMIT)
     corpus = html_name(result.corpus.get("name", "unnamed corpus"), NAME_LIMIT)
@@ -42,14 +42,20 @@ Status: {result.status}. <time datetime="{result.created.isoformat()}">{created}
 </header>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 <main id="content" tabindex="-1">
-{"".join(map(_section, rendered))}</main>
+{"".join(map(section_html, rendered))}</main>
 <footer><p>kvbench {html_text(result.environment.kvbench)}, run {html_text(result.run_id)}</p></footer>
 </body>
 </html>
 """
 
 
-def _section(part: Rendered) -> str:
+def section_links(rendered: Sequence[Rendered]) -> str:
+    """List items that lead to the sections."""
+    return "".join(f'<li><a href="#{part.anchor}">{html_name(part.title, NAME_LIMIT)}</a></li>' for part in rendered)
+
+
+def section_html(part: Rendered) -> str:
+    """A section with its heading; one that failed says so."""
     body = part.body
     if part.failure is not None:
         body = f'<p class="bad">This section could not be rendered: {html_text(part.failure)}</p>'

@@ -22,20 +22,20 @@ class EngagementSection(ReportSection):
     def html(self, result: "Result") -> str:
         parts = []
         for row in contenders(result):
-            table = _engagement_table(row)
+            table = engagement_table(row)
             body = table.html() if table else ""
-            parts.append(f"<details><summary>{html_text(_engagement_line(row))}</summary>{body}</details>")
+            parts.append(f"<details><summary>{html_text(engagement_line(row))}</summary>{body}</details>")
         return "".join(parts)
 
     def markdown(self, result: "Result") -> str:
         parts = []
         for row in contenders(result):
-            table = _engagement_table(row)
-            parts.append(f"{markdown_text(_engagement_line(row))}\n" + (f"\n{table.markdown()}\n" if table else ""))
+            table = engagement_table(row)
+            parts.append(f"{markdown_text(engagement_line(row))}\n" + (f"\n{table.markdown()}\n" if table else ""))
         return "\n".join(parts).rstrip()
 
 
-def _engagement_line(row: Contender) -> str:
+def engagement_line(row: Contender) -> str:
     cache = row.measurement.cache
     if cache is None:
         return f"{row.label}: no engagement recorded"
@@ -47,7 +47,7 @@ def _engagement_line(row: Contender) -> str:
     )
 
 
-def _engagement_table(row: Contender) -> Table | None:
+def engagement_table(row: Contender) -> Table | None:
     """Neighbouring layers that did the same share a line."""
     cache = row.measurement.cache
     if cache is None or not cache.engagement:
@@ -80,8 +80,8 @@ class EnvironmentSection(ReportSection):
         geometry = f"<pre>{html_preformatted(_json(result.model.geometry))}</pre>"
         return (
             f'<pre class="wrap" tabindex="0" aria-label="Command">{html_preformatted(result.command)}</pre>'
-            f"<details><summary>Run, model, texts and environment</summary>{_facts_table(result).html()}</details>"
-            f"<details><summary>Quantizers</summary>{_quantizers_table(result).html()}</details>"
+            f"<details><summary>Run, model, texts and environment</summary>{facts_table(result).html()}</details>"
+            f"<details><summary>Quantizers</summary>{quantizers_table(result).html()}</details>"
             f"<details><summary>Resolved configuration</summary>{_focusable(config)}</details>"
             f"<details><summary>Model geometry</summary>{_focusable(geometry)}</details>"
         )
@@ -90,8 +90,8 @@ class EnvironmentSection(ReportSection):
         return "\n\n".join(
             [
                 markdown_block(result.command, "sh"),
-                _facts_table(result).markdown(),
-                _quantizers_table(result).markdown(),
+                facts_table(result).markdown(),
+                quantizers_table(result).markdown(),
                 "Resolved configuration:",
                 markdown_block(_json(result.config), "json"),
             ]
@@ -103,7 +103,7 @@ def _focusable(preformatted: str) -> str:
     return preformatted.replace("<pre>", '<pre tabindex="0">', 1)
 
 
-def _facts_table(result: "Result") -> Table:
+def facts_table(result: "Result") -> Table:
     model, environment = result.model, result.environment
     facts: list[tuple[str, Any]] = [
         ("run", result.run_id),
@@ -126,7 +126,7 @@ def _facts_table(result: "Result") -> Table:
     return Table("What the run depended on.", (Column("fact", numeric=False), Column("value", numeric=False)), rows)
 
 
-def _quantizers_table(result: "Result") -> Table:
+def quantizers_table(result: "Result") -> Table:
     rows = []
     for row in contenders(result):
         it = row.measurement.quantizer

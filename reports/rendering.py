@@ -1,13 +1,16 @@
 """Runs sections so that one that fails, a plugin's or ours, says so in its place and leaves the rest alone."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.reports.section import ReportSection
 
 if TYPE_CHECKING:
+    from kvbench.reports.comparison import Comparison
+    from kvbench.reports.comparison_sections import Part
     from kvbench.results import Result
 
 
@@ -25,14 +28,33 @@ def render_sections(
     result: "Result", sections: Iterable[type[ReportSection]], form: Literal["html", "markdown"]
 ) -> list[Rendered]:
     """Every section that applies to ``result``, in order; anchors are unique and safe in a URL."""
+
+    def body(section: type[ReportSection]) -> str:
+        instance = section()
+        return instance.html(result) if form == "html" else instance.markdown(result)
+
+    return _rendered([(*_heading(section), partial(body, section)) for section in sections], form)
+
+
+def render_parts(
+    comparison: "Comparison", parts: "Iterable[Part]", form: Literal["html", "markdown"]
+) -> list[Rendered]:
+    """Every part that applies to ``comparison``, in order."""
+    return _rendered([(part.name, part.title, partial(getattr(part, form), comparison)) for part in parts], form)
+
+
+def _heading(section: type[ReportSection]) -> tuple[str, str]:
+    name = str(getattr(section, "name", section.__name__))
+    return name, str(getattr(section, "title", name))
+
+
+def _rendered(named: "Iterable[tuple[str, str, Callable[[], str]]]", form: str) -> list[Rendered]:
+    """The bodies of ``(name, title, body)`` that are not empty; one that raises becomes a failure."""
     rendered: list[Rendered] = []
-    for section in sections:
-        name = str(getattr(section, "name", section.__name__))
-        title = str(getattr(section, "title", name))
+    for name, title, body_of in named:
         anchor = _unique(name, {other.anchor for other in rendered})
         try:
-            instance = section()
-            body = instance.html(result) if form == "html" else instance.markdown(result)
+            body = body_of()
             if not isinstance(body, str):
                 raise TypeError(f"{form}() returned {type(body).__name__}, not str")
         except Exception as error:

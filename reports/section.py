@@ -1,6 +1,7 @@
 """The plugin contract for report sections."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -22,4 +23,8 @@ class ReportSection(ABC):
 
     def markdown(self, result: "Result") -> str:
         """The section's body as Markdown, without its heading."""
+        return ""
+
+    def compare(self, results: "Sequence[Result]") -> str:
+        """The section's body in a comparison of several runs (``kvbench report``), as an HTML fragment."""
         return ""

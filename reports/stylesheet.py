@@ -14,6 +14,7 @@ STYLESHEET = """
   --width-1: #dbe8f4; --width-2: #b0d1e6; --width-3: #7dbad1; --width-4: #469dbf;
   --width-5: #2a7db1; --width-6: #285a9e; --width-7: #2b3a80; --width-8: #1d1b50; --width-other: #b9a36a;
   --use-codes: #2a7db1; --use-norms: #d9822b; --use-padding: #98a1ab;
+  --on-pale: #16191d; --on-strong: #ffffff;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
@@ -24,6 +25,7 @@ STYLESHEET = """
     --width-1: #223149; --width-2: #235078; --width-3: #28709c; --width-4: #3a94b4;
     --width-5: #62b5c0; --width-6: #95d1c9; --width-7: #c8e8d3; --width-8: #f6f9e2; --width-other: #8a7a4a;
     --use-codes: #62a8e0; --use-norms: #f0a860; --use-padding: #78828d;
+    --on-pale: #ffffff; --on-strong: #0b0d10;
   }
 }
 * { box-sizing: border-box; }
@@ -67,6 +69,7 @@ th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bot
 th:first-child { padding-left: 0; position: sticky; left: 0; background: var(--page); }
 th:first-child .long { display: block; min-width: min(12rem, 30vw); }
 th:last-child, td:last-child { padding-right: 0; }
+@media (min-width: 48rem) { tbody th { min-width: 10rem; } }
 thead th { color: var(--muted); font-weight: 600; vertical-align: bottom; border-bottom-width: 2px; }
 tbody th { font-weight: 600; }
 .number { text-align: right; }
@@ -74,6 +77,7 @@ td.number { white-space: nowrap; overflow-wrap: normal; }
 .mark { display: inline-block; font-size: .75rem; line-height: 1.3; padding: 0 .35rem; border-radius: 4px;
   background: var(--warn-page); color: var(--warn); white-space: nowrap; }
 .bad { color: var(--bad); font-weight: 600; }
+.strong { font-weight: 600; }
 figure { margin: 1rem 0 1.5rem; }
 .pictures { display: flex; flex-wrap: wrap; gap: .75rem 1.5rem; }
 .pictures .scroll > svg { display: block; width: var(--width); max-width: 100%; min-width: min(var(--width), 34rem);
@@ -83,6 +87,7 @@ figure { margin: 1rem 0 1.5rem; }
 .legend li { max-width: 100%; overflow-wrap: anywhere; }
 .swatch { width: 22px; height: 12px; margin-right: .4rem; vertical-align: -1px; }
 .swatch[class*="series"] .fill, .swatch:not([class*="series"]) .line { display: none; }
+.swatch.marker .fill { display: inline; }
 svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
 svg .tick { fill: var(--muted); font-size: 12px; font-variant-numeric: tabular-nums; }
 svg .axis { fill: var(--muted); }
@@ -91,6 +96,12 @@ svg .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 svg .dot { fill: var(--c); }
 svg .fill { fill: var(--c); }
+svg .front { fill: none; stroke: var(--muted); stroke-width: 1.5; }
+svg .mark-point .fill { stroke: var(--page); stroke-width: 1; }
+svg .cell { font-size: 11px; font-variant-numeric: tabular-nums; }
+svg .on-pale { fill: var(--on-pale); }
+svg .on-middle { fill: #0b0d10; }
+svg .on-strong { fill: var(--on-strong); }
 svg .crisp { shape-rendering: crispEdges; }
 .series-1 { --c: var(--series-1); } .series-2 { --c: var(--series-2); } .series-3 { --c: var(--series-3); }
 .series-4 { --c: var(--series-4); } .series-5 { --c: var(--series-5); }
@@ -102,6 +113,26 @@ svg .crisp { shape-rendering: crispEdges; }
 .width-4 { --c: var(--width-4); } .width-5 { --c: var(--width-5); } .width-6 { --c: var(--width-6); }
 .width-7 { --c: var(--width-7); } .width-8 { --c: var(--width-8); } .width-other { --c: var(--width-other); }
 .use-codes { --c: var(--use-codes); } .use-norms { --c: var(--use-norms); } .use-padding { --c: var(--use-padding); }
+.controls { display: flex; flex-wrap: wrap; gap: .5rem 1.25rem; align-items: end; margin: 1rem 0 .25rem;
+  font-size: .9rem; }
+.controls label { display: flex; flex-direction: column; gap: .2rem; color: var(--muted); }
+.controls label.tick-box { flex-direction: row; align-items: center; gap: .4rem; min-height: 2.25rem; }
+.controls input[type="search"], .controls select { font: inherit; color: var(--ink); background: var(--page);
+  border: 1px solid var(--muted); border-radius: 6px; padding: .35rem .6rem; min-height: 2.25rem; max-width: 100%; }
+.controls output { color: var(--muted); min-height: 2.25rem; display: flex; align-items: center; }
+.wide header, .wide nav, .wide main, .wide footer { max-width: 76rem; }
+.no-script .controls { display: none; }
+.filtered { display: none !important; }
+.marked > th, .marked > td { background: var(--surface); }
+.mark-point.marked .fill, svg .marked .line { stroke: var(--ink); stroke-width: 3; }
+thead button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
+  text-align: inherit; }
+thead button:hover { color: var(--accent); }
+thead button::after { content: "\\00a0\\2195"; font-weight: 400; }
+th[aria-sort="ascending"] button::after { content: "\\00a0\\2191"; }
+th[aria-sort="descending"] button::after { content: "\\00a0\\2193"; }
+.run { border-top: 1px solid var(--rule); padding-top: .4rem; }
+.run:target, .run.marked { border-top-color: var(--accent); }
 details { margin: .75rem 0; }
 summary { cursor: pointer; padding: .3rem 0; color: var(--accent); overflow-wrap: anywhere; }
 pre { background: var(--surface); border-radius: 8px; padding: .8rem 1rem; overflow-x: auto;
@@ -116,7 +147,8 @@ footer { margin-top: 3rem; padding-bottom: 3rem; overflow-wrap: anywhere; }
 @media print {
   :root { color-scheme: light; }
   body { font-size: 10.5pt; }
-  nav, .skip { display: none; }
+  nav, .skip, .controls { display: none; }
+  thead button::after { content: none; }
   figure, tr, .tiles { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
   .scroll, pre { overflow: visible; }

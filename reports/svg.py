@@ -87,10 +87,14 @@ def index_ticks(count: int, most: int = 8) -> list[int]:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """``style`` is the CSS class that colours both the swatch and what it stands for."""
+    """``style`` is the CSS class that colours both the swatch and what it stands for.
+
+    ``marker`` is the shape of a scatter plot's marks, where the legend is of one.
+    """
 
     style: str
     label: str
+    marker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Figure:
     legend: Sequence[LegendEntry] = ()
 
     def html(self) -> str:
-        legend = "".join(f"<li>{_swatch(entry.style)}{html_name(entry.label)}</li>" for entry in self.legend)
+        legend = "".join(f"<li>{_swatch(entry)}{html_name(entry.label)}</li>" for entry in self.legend)
         scroll = f'<div class="scroll" role="group" tabindex="0" aria-label="{html_text(self.caption)}">'
         pictures = "".join(f"{scroll}{markup(picture)}</div>" for picture in self.pictures)
         return (
@@ -112,7 +116,29 @@ class Figure:
         )
 
 
-def _swatch(style: str) -> str:
+def _swatch(entry: LegendEntry) -> str:
     """Both a filled and a lined sample; the stylesheet shows the one that fits the style."""
     samples = '<rect class="fill" width="22" height="12"/><path class="line" d="M0 6H22"/>'
+    style = entry.style
+    if entry.marker is not None:
+        samples, style = f'<path class="fill" d="{marker_path(entry.marker, 11, 6, 4.5)}"/>', f"{style} marker"
     return f'<svg class="swatch {style}" viewBox="0 0 22 12" aria-hidden="true">{samples}</svg>'
+
+
+def marker_path(shape: str, x: float, y: float, size: float) -> str:
+    """An outline around ``(x, y)``, of about the same area for every shape."""
+    s = size
+    if shape == "circle":
+        return f"M{x - s:.1f} {y:.1f}a{s} {s} 0 1 0 {2 * s} 0a{s} {s} 0 1 0 {-2 * s} 0z"
+    if shape == "square":
+        return f"M{x - s * 0.9:.1f} {y - s * 0.9:.1f}h{s * 1.8:.1f}v{s * 1.8:.1f}h{-s * 1.8:.1f}z"
+    if shape == "diamond":
+        r = s * 1.25
+        return f"M{x:.1f} {y - r:.1f}l{r:.2f} {r:.2f}l{-r:.2f} {r:.2f}l{-r:.2f} {-r:.2f}z"
+    if shape == "triangle":
+        return f"M{x:.1f} {y - s * 1.2:.1f}l{s * 1.2:.1f} {s * 2.1:.1f}h{-s * 2.4:.1f}z"
+    half, out = s * 0.4, s * 0.75
+    return (
+        f"M{x - half:.1f} {y - half - out:.2f}h{2 * half:.1f}v{out:.2f}h{out:.2f}v{2 * half:.1f}h{-out:.2f}"
+        f"v{out:.2f}h{-2 * half:.1f}v{-out:.2f}h{-out:.2f}v{-2 * half:.1f}h{out:.2f}z"
+    )

@@ -1,6 +1,6 @@
 """One table, written as HTML and as Markdown, so that the two reports cannot disagree."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.reports.escaping import NAME_LIMIT, html_name, html_text, markdown_text, shorten
@@ -13,11 +13,17 @@ MARKDOWN_CELL = 80
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, and words that qualify it, such as ``("simulated",)``."""
+    """One cell: its text, and words that qualify it, such as ``("simulated",)``.
+
+    ``value`` is what a numeric column is sorted by; ``link`` is the anchor in the page that the text leads to.
+    """
 
     text: str
     marks: tuple[str, ...] = ()
     bad: bool = False
+    strong: bool = False
+    value: float | None = None
+    link: str | None = None
 
     def plain(self) -> str:
         """The cell in one line of text, marks in brackets."""
@@ -34,25 +40,32 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of equal length; the first cell of a row is its heading."""
+    """Columns and rows of equal length; the first cell of a row is its heading.
+
+    ``row_data`` become ``data-*`` attributes of the rows. The headings of a ``sortable`` table are buttons, for which
+    the page needs the script of a comparison.
+    """
 
     caption: str
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[Cell | str]]
+    row_data: Sequence[Mapping[str, str]] = ()
+    sortable: bool = False
 
     def html(self) -> str:
         """The table in a container that scrolls sideways where the page is too narrow for it."""
-        head = "".join(
-            f'<th scope="col"{_align(column)}>{html_name(column.title, NAME_LIMIT)}</th>' for column in self.columns
-        )
+        head = "".join(self._heading(column) for column in self.columns)
         body = "".join(
-            "<tr>" + "".join(_html_cell(cell, column, i == 0) for i, (cell, column) in self._cells(row)) + "</tr>\n"
-            for row in self.rows
+            self._row_start(number)
+            + "".join(_html_cell(cell, column, i == 0) for i, (cell, column) in self._cells(row))
+            + "</tr>\n"
+            for number, row in enumerate(self.rows)
         )
         label = html_text(self.caption)
+        opening = "<table data-sortable>" if self.sortable else "<table>"
         return (
             f'<div class="scroll" role="group" tabindex="0" aria-label="{label}">'
-            f"<table><caption>{label}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+            f"{opening}<caption>{label}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
         )
 
     def markdown(self) -> str:
@@ -62,6 +75,16 @@ class Table:
         lines += [_markdown_row([column.title for column in self.columns]), f"|{rule}|"]
         lines += [_markdown_row([_as_cell(cell).plain() for cell in row]) for row in self.rows]
         return "\n".join(lines)
+
+    def _heading(self, column: Column) -> str:
+        title = html_name(column.title, NAME_LIMIT)
+        if self.sortable:
+            title = f'<button type="button">{title}</button>'
+        return f'<th scope="col"{_align(column)}>{title}</th>'
+
+    def _row_start(self, number: int) -> str:
+        data = self.row_data[number] if self.row_data else {}
+        return "<tr" + "".join(f' data-{name}="{html_text(value)}"' for name, value in data.items()) + ">"
 
     def _cells(self, row: Sequence[Cell | str]) -> "enumerate[tuple[Cell, Column]]":
         return enumerate(zip(map(_as_cell, row), self.columns, strict=True))
@@ -77,12 +100,16 @@ def _align(column: Column) -> str:
 
 def _html_cell(cell: Cell, column: Column, heading: bool) -> str:
     text = html_text(cell.text) if column.numeric else html_name(cell.text, NAME_LIMIT if heading else None)
-    style = " ".join(name for name, holds in (("bad", cell.bad), ("long", _has_long_word(cell.text))) if holds)
+    styles = (("bad", cell.bad), ("strong", cell.strong), ("long", _has_long_word(cell.text)))
+    style = " ".join(name for name, holds in styles if holds)
     if style:
         text = f'<span class="{style}">{text}</span>'
+    if cell.link is not None:
+        text = f'<a href="#{html_text(cell.link)}">{text}</a>'
     marks = "".join(f' <span class="mark">{html_text(mark)}</span>' for mark in cell.marks)
     tag, scope = ("th", ' scope="row"') if heading else ("td", "")
-    return f"<{tag}{scope}{_align(column)}>{text}{marks}</{tag}>"
+    value = f' data-value="{cell.value!r}"' if cell.value is not None else ""
+    return f"<{tag}{scope}{_align(column)}{value}>{text}{marks}</{tag}>"
 
 
 def _has_long_word(text: str) -> bool:

@@ -40,10 +40,10 @@ def print_summary(result: "Result", console: Console | None = None, directory: P
     piped = not console.is_terminal
     table = _table(result, console)
     model, corpus = result.model.name, result.corpus.get("name", "unnamed")
-    lines = [Text(f"model {_shown(model, console)}, corpus {_shown(corpus, console)}")]
-    lines += [Text(_shown(sentence, console, 400), style="yellow") for sentence in cautions(result)]
+    lines = [Text(f"model {shown(model, console)}, corpus {shown(corpus, console)}")]
+    lines += [Text(shown(sentence, console, 400), style="yellow") for sentence in cautions(result)]
     if directory is not None:
-        lines.append(Text(f"report {_shown(str(directory / 'report.html'), console, 4096)}", style="bold"))
+        lines.append(Text(f"report {shown(str(directory / 'report.html'), console, 4096)}", style="bold"))
     if not piped:
         console.print(table)
         for line in lines:
@@ -66,7 +66,7 @@ def _table(result: "Result", console: Console) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         cells = _cells(result, row, with_fidelity, short=not piped)
-        table.add_row(Text(_shown(row.label, console)), *cells, style="" if row.is_baseline else "bold")
+        table.add_row(Text(shown(row.label, console)), *cells, style="" if row.is_baseline else "bold")
     return table
 
 
@@ -95,7 +95,7 @@ def _change(change: float | None) -> Text:
     return Text("-" if change is None else percent(change).replace(" ", ""))
 
 
-def _shown(text: str, console: Console, limit: int = NAME_LIMIT) -> str:
+def shown(text: str, console: Console, limit: int = NAME_LIMIT) -> str:
     """Text that neither drives the terminal nor fails to be encoded for it."""
     shown = shorten(text, limit)
     return shown.encode(console.encoding, "backslashreplace").decode(console.encoding)

@@ -1,0 +1,49 @@
+"""The HTML comparison: one file, nothing from outside, one script of its own that the page's policy names by hash."""
+
+from collections.abc import Sequence
+
+import kvbench
+from kvbench.reports.comparison import Comparison
+from kvbench.reports.comparison_script import SCRIPT, script_source
+from kvbench.reports.comparison_sections import parts_of
+from kvbench.reports.escaping import html_text
+from kvbench.reports.html import SECURITY_POLICY, section_html, section_links
+from kvbench.reports.rendering import render_parts
+from kvbench.reports.section import ReportSection
+from kvbench.reports.stylesheet import STYLESHEET
+
+
+def render_comparison_html(comparison: Comparison, plugins: Sequence[type[ReportSection]] = ()) -> str:
+    """The comparison as an HTML document; ``plugins`` are report sections whose ``compare`` takes part.
+
+    A section that raises is shown as one that could not be rendered.
+    """
+    rendered = render_parts(comparison, parts_of(plugins), "html")
+    latest = max(run.result.created for run in comparison.runs)
+    settings = ", ".join(dict.fromkeys(setting.title for setting in comparison.settings))
+    policy = f"{SECURITY_POLICY}; script-src {script_source()}"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{html_text(policy)}">
+<meta name="generator" content="kvbench {html_text(kvbench.__version__)}">
+<title>KV-cache quantizers compared – kvbench</title>
+<style>{STYLESHEET}</style>
+</head>
+<body class="wide no-script">
+<a class="skip" href="#content">Skip to the content</a>
+<header>
+<h1>KV-cache quantizers compared</h1>
+<p class="context">{html_text(settings)}. Latest run
+<time datetime="{latest.isoformat()}">{latest.isoformat(sep=" ", timespec="minutes")}</time></p>
+</header>
+<nav aria-label="Sections"><ul>{section_links(rendered)}</ul></nav>
+<main id="content" tabindex="-1">
+{"".join(map(section_html, rendered))}</main>
+<footer><p>kvbench {html_text(kvbench.__version__)}, {len(comparison.runs)} runs</p></footer>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""

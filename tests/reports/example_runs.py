@@ -1,0 +1,105 @@
+"""Folders of runs as sweeps leave them, with every kind of measurement a comparison can show."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from kvbench.results import Measurement, PairedDifference, Result, TaskRecord, write_result
+
+from .example_results import measurement, result
+
+QUANTIZERS = ("tqmse", "blockgtq", "cblockgtq")
+BITS = (2, 3, 4)
+BETTER = {"tqmse": 1.0, "blockgtq": 0.55, "cblockgtq": 0.3}  # errors relative to uniform TQ-MSE
+CONTEXTS = (1024, 4096, 16384, 65536)
+
+
+def fidelity(kl: float) -> TaskRecord:
+    metrics = {"kl": kl, "top1_agreement": 1 - kl / 2, "windows": 4}
+    return TaskRecord(status="ok", path="packed", metrics=metrics, n=512, unit="tokens", samples={"kl": [kl] * 40})
+
+
+def niah(score: float, samples: int = 36) -> TaskRecord:
+    lengths, depths = [256, 512], [0.1, 0.5, 0.9]
+    grid = [[min(1.0, score + 0.05 * i - 0.1 * j) for j in range(len(lengths))] for i in range(len(depths))]
+    nll = [[2 - value for value in row] for row in grid]
+    return TaskRecord(
+        status="ok",
+        path="packed",
+        metrics={
+            "score": score,
+            "answer_nll": 2 - score,
+            "heat_map": {"lengths": lengths, "depths": depths, "score": grid, "answer_nll": nll},
+        },
+        n=samples,
+        unit="prompts",
+        samples={"score": [score] * samples},
+    )
+
+
+def latency(bits: float) -> TaskRecord:
+    points = [
+        {
+            "context": context,
+            "batch": 1,
+            "decode_ms": 0.4 + context * bits * 1e-6,
+            "prefill_s": context / 9000,
+            "tokens_per_s": 1000 / (0.4 + context * bits * 1e-6),
+            "cache_bytes": context * bits * 1440,
+            "peak_bytes": context * bits * 1440 + 3e8,
+            "status": "ok",
+        }
+        for context in CONTEXTS
+    ]
+    if bits == 16:
+        points[-1] = {"context": CONTEXTS[-1], "batch": 1, "status": "oom"}
+    return TaskRecord(status="ok", metrics={"curve": points}, n=len(points), unit="points")
+
+
+def measured(name: str, bits: float) -> Measurement:
+    if name == "fp16":
+        made = measurement("fp16", 16, 0.0021, 24.94)
+        tasks = {"fidelity": fidelity(1e-6), "niah": niah(0.95), "latency": latency(16)}
+    else:
+        error = BETTER[name] * 4.0 * 4 ** (2 - bits)
+        made = measurement(name, bits, error, 24.94 + 5 * error)
+        tasks = {"fidelity": fidelity(error / 10), "niah": niah(max(0.1, 0.95 - error / 8)), "latency": latency(bits)}
+        size = made.compression
+        assert size is not None
+    made.tasks.update(tasks)
+    for record in made.tasks.values():
+        record.path = "packed"
+    return made
+
+
+def run(name: str, bits: float, **changes: Any) -> Result:
+    """``kvbench quantizer=NAME quantizer.k_bits=BITS quantizer.v_bits=BITS`` with fp16 and tqmse beside."""
+    asked = measured(name, bits)
+    asked.tasks["perplexity"].paired = {
+        "fp16": {"nll": PairedDifference(mean=0.08, low=0.05, high=0.11, n=40)},
+        "tqmse": {"nll": PairedDifference(mean=-0.01, low=-0.03, high=0.01, n=40)},
+    }
+    fields = {key: getattr(asked, key) for key in Measurement.model_fields} | {
+        "run_id": hashlib.sha256(f"{name} {bits} {changes}".encode()).hexdigest(),
+        "command": f"kvbench quantizer={name} quantizer.k_bits={bits} quantizer.v_bits={bits}",
+        "baselines": {other: measured(other, bits) for other in ("fp16", "tqmse") if other != name},
+    }
+    return result().model_copy(update=fields | changes)
+
+
+def write_sweep(folder: Path) -> Path:
+    """A Hydra multirun tree of nine cells under ``folder``."""
+    for i, (name, bits) in enumerate((name, bits) for name in QUANTIZERS for bits in BITS):
+        write_result(run(name, bits), folder / "2025-11-03" / f"{i}_{name}")
+    return folder
+
+
+def write_sweep_of(count: int, folder: Path) -> Path:
+    """``count`` different runs: seeds of the nine cells."""
+    for i in range(count):
+        name, bits = QUANTIZERS[i % 3], BITS[i // 3 % 3]
+        made = run(name, bits, run_id=hashlib.sha256(str(i).encode()).hexdigest())
+        made.quantizer.parameters = {**made.quantizer.parameters, "seed": i}
+        made.tasks["perplexity"].metrics["perplexity"] += i * 1e-3
+        write_result(made, folder / str(i))
+    return folder
