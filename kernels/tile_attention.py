@@ -18,8 +18,8 @@ from kvbench.kernels.tiles import (
     HeadTile,
     TileLayout,
     byte_levels,
-    slab_bits,
-    storage_rotation,
+    code_places,
+    matrices,
     stored_patterns,
 )
 
@@ -67,14 +67,6 @@ def _stored_levels(tile: HeadTile) -> list[list[int]]:
     return rows
 
 
-def _places(tile: HeadTile) -> list[list[int]]:
-    rows = []
-    for slab in range(SLABS):
-        bits = [4 * word + bit for word, bit in slab_bits(tile.template, slab)]
-        rows.append(bits + [-1] * (4 - len(bits)))
-    return rows
-
-
 def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     from kvbench.kernels import tile_pages as k
 
@@ -102,10 +94,10 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     return _Tables(
         ints=tensor(ints, torch.int32),
         floats=tensor(floats, torch.float32),
-        places=tensor([[_places(tile) for tile in pair] for pair in pairs], torch.int32),
+        places=tensor([[code_places(tile.template) for tile in pair] for pair in pairs], torch.int32),
         levels=tensor([[_stored_levels(tile) for tile in pair] for pair in pairs], torch.int8),
-        key_rotation=storage_rotation(layout.key_format).to(device).contiguous(),
-        value_rotation=storage_rotation(layout.value_format).to(device).contiguous(),
+        key_rotation=matrices(layout.key_format)[1].to(device).contiguous(),
+        value_rotation=matrices(layout.value_format)[1].to(device).contiguous(),
         value_scale=tensor(value_scale, torch.float32),
     )
 
@@ -223,7 +215,7 @@ def reference_attention(
     kv_heads = layout.kv_heads
     key_codec, value_codec = layout.key_format.codec(pages.device), layout.value_format.codec(pages.device)
     queries = q.reshape(batch, kv_heads, -1, dim)
-    turned = torch.einsum("hcd,bhgd->bhgc", storage_rotation(layout.key_format).to(q.device).double(), queries.double())
+    turned = torch.einsum("hcd,bhgd->bhgc", matrices(layout.key_format)[1].to(q.device).double(), queries.double())
     outs, lses = [], []
     for b in range(batch):
         start, stop = int(starts[b]), int(stops[b])
@@ -234,7 +226,7 @@ def reference_attention(
         lses.append(torch.logsumexp(logits, -1))
         weights = torch.exp(logits - lses[-1].nan_to_num(neginf=0.0)[..., None])
         outs.append(torch.einsum("hgt,thc->hgc", weights, values[start:stop]))
-    turn_back = storage_rotation(layout.value_format).to(q.device).double()
+    turn_back = matrices(layout.value_format)[1].to(q.device).double()
     out = torch.einsum("hcd,bhgc->bhgd", turn_back, torch.stack(outs))
     return out.reshape(batch, q_heads, dim), torch.stack(lses).reshape(batch, q_heads)
 

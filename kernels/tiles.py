@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.formats import Codebook, Group, HeadFormat, RotatedCodebook
-from kvbench.kernels.rotated_codebook import head_rotation, head_segments
+from kvbench.kernels.rotated_codebook import head_matrices, head_segments
 
 PAGE = 128  # tokens a page
 DIM = 128  # the head_dim this layout serves
@@ -65,6 +65,12 @@ def slab_bits(template: int, slab: int) -> list[tuple[int, int]]:
     owner = "abcd"[slab]
     words = SHARES[template]
     return [(word, bit) for word, owners in enumerate(words) for bit, name in enumerate(owners) if name == owner]
+
+
+def code_places(template: int) -> list[list[int]]:
+    """:func:`slab_bits` as the kernels read it: ``[4 slabs, 4 bits]`` of ``4 * word + bit``, -1 where there is no bit."""
+    places = [[4 * word + bit for word, bit in slab_bits(template, slab)] for slab in range(SLABS)]
+    return [slab + [-1] * (4 - len(slab)) for slab in places]
 
 
 def stored_patterns(width: int) -> list[int]:
@@ -147,6 +153,8 @@ class TileLayout:
     def __init__(self, key: RotatedCodebook, value: RotatedCodebook) -> None:
         if key.kv_heads != value.kv_heads:
             raise UnsupportedLayout("keys and values differ in KV heads")
+        if key.centre or value.centre:
+            raise UnsupportedLayout("tiles have no centre term")
         self.kv_heads = key.kv_heads
         self.key_format, self.value_format = key, value
         self.key = [HeadTile.of(head) for head in key.heads]
@@ -339,6 +347,10 @@ def unpack_norms(plane: Tensor) -> Tensor:
     return halves.reshape(-1, 2, 4, 8, 2).permute(0, 1, 2, 4, 3).reshape(-1, PAGE)
 
 
-def storage_rotation(format: RotatedCodebook) -> Tensor:
-    """Every head's rotation into storage order, float32 ``[kv_heads, coordinate, dim]``."""
-    return torch.from_numpy(np.stack([head_rotation(head) for head in format.heads])).float()
+def matrices(format: RotatedCodebook) -> tuple[Tensor, Tensor]:
+    """What encoding multiplies vectors by, and what queries are multiplied by (transposed, outputs).
+
+    Both float32 ``[kv_heads, coordinate, dim]``; see :func:`kvbench.kernels.rotated_codebook.head_matrices`.
+    """
+    written, read = zip(*(head_matrices(head) for head in format.heads), strict=True)
+    return torch.from_numpy(np.stack(written)).float(), torch.from_numpy(np.stack(read)).float()
