@@ -124,9 +124,9 @@ def shares_by_quantizer(named: Mapping[str, tuple[str, Allocation, str]], key: s
     height = top + pitch * len(named) + 46
     x = Scale(0, 100, 8, WIDTH - 18)
     root = drawing(key, "Share of blocks at each code width", f"{len(named)} allocations.", WIDTH, height)
-    for share in (0, 25, 50, 75, 100):
-        add(root, "path", class_="grid", d=f"M{x(share):.1f} {top}V{height - 42}")
-        add(root, "text", f"{share}", class_="tick", x=x(share), y=height - 26, text_anchor="middle")
+    for percentage in (0, 25, 50, 75, 100):
+        add(root, "path", class_="grid", d=f"M{x(percentage):.1f} {top}V{height - 42}")
+        add(root, "text", str(percentage), class_="tick", x=x(percentage), y=height - 26, text_anchor="middle")
     add(root, "text", "share of RoPE blocks, %", class_="axis", x=WIDTH / 2, y=height - 6, text_anchor="middle")
     used: set[int] = set()
     for i, (row, (label, allocation, setting)) in enumerate(named.items()):
