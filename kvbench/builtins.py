@@ -28,12 +28,13 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
 @hookimpl
 def kvbench_tasks() -> "list[type[Task]]":
     from kvbench.tasks.fidelity import Fidelity
+    from kvbench.tasks.lm_eval import LmEval
     from kvbench.tasks.logit_error import LogitError
     from kvbench.tasks.longbench import LongBench
     from kvbench.tasks.niah import Niah
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity, Fidelity, Niah, LongBench]
+    return [LogitError, Perplexity, Fidelity, Niah, LongBench, LmEval]
 
 
 @hookimpl

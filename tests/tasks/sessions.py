@@ -30,6 +30,7 @@ HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
+    "llama, sharp attention": {"model_type": "llama", "initializer_range": 0.3},
     "llama with YaRN": {"model_type": "llama", "rope_parameters": YARN},
     "interleaved partial rotary": {"model_type": "glm", "head_dim": 16, "rope_parameters": HALF},
     "a layer without RoPE": {"model_type": "smollm3", "no_rope_layers": [1, 0]},
