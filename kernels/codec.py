@@ -32,11 +32,15 @@ class Codec(ABC):
     kv_heads: int
     head_dim: int
     planes: tuple[Plane, ...]
+    block_tokens: int = 1
+    """Tokens that are encoded together. Above 1, ``encode`` takes ``[..., tokens, kv_heads, head_dim]`` with a multiple
+    of it as tokens, planes are ``[..., tokens / block_tokens, width]``, and the codec's space is the model's."""
 
     @property
-    def bytes_per_token(self) -> int:
+    def bytes_per_token(self) -> float:
         """Bytes a token takes in storage, padding included."""
-        return sum(plane.bytes_per_token for plane in self.planes)
+        row = sum(plane.bytes_per_token for plane in self.planes)
+        return row if self.block_tokens == 1 else row / self.block_tokens
 
     @property
     def constant_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 Frozen data like :mod:`kvbench.kernels.formats`, and like it free of torch. What the bytes mean is said where each codec
 is: :mod:`~kvbench.kernels.affine`, :mod:`~kvbench.kernels.float8`, :mod:`~kvbench.kernels.block_float4`,
-:mod:`~kvbench.kernels.turboquant_prod`.
+:mod:`~kvbench.kernels.turboquant_prod`, :mod:`~kvbench.kernels.channel_affine`.
 """
 
 import math
@@ -166,3 +166,79 @@ class TurboQuantProd(TensorFormat):
         from kvbench.kernels.turboquant_prod import TurboQuantProdCodec
 
         return TurboQuantProdCodec(self, device)
+
+
+@dataclass(frozen=True)
+class ChannelAffine(TensorFormat):
+    """Integers with a scale and a zero point per channel and ``group`` consecutive tokens, encoded a block at a time.
+
+    Tokens that do not fill a block of ``block_tokens`` yet stay in full precision. For instance
+    ``ChannelAffine(kv_heads=8, head_dim=128, bits=2, group=32, block_tokens=128)``.
+    """
+
+    kv_heads: int
+    head_dim: int
+    bits: int
+    group: int
+    block_tokens: int
+    symmetric: bool = False
+    unit: float = 1.0
+    kind: ClassVar[str] = "channel_affine"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"an affine format has 1 to {MAX_BITS} bits, not {self.bits}")
+        if self.group < 1 or self.block_tokens < 2 or self.block_tokens % self.group:
+            raise ValueError(
+                f"a block of at least 2 tokens is a whole number of groups, not {self.block_tokens} of {self.group}"
+            )
+
+    @property
+    def code_bits(self) -> float:
+        return float(self.bits)
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.kv_heads * self.head_dim * (self.bits + (16 if self.symmetric else 32) / self.group)
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.channel_affine import ChannelAffineCodec
+
+        return ChannelAffineCodec(self, device)
+
+
+@dataclass(frozen=True)
+class TokenBlocks(TensorFormat):
+    """Tokens in the format ``tokens``, encoded when they fill a block of ``block_tokens``.
+
+    Until then they stay in full precision. ``tokens`` has no rotation: its space must be the model's own.
+    """
+
+    tokens: Affine
+    block_tokens: int
+    kind: ClassVar[str] = "token_blocks"
+
+    def __post_init__(self) -> None:
+        if self.tokens.hadamard is not None or self.block_tokens < 2:
+            raise ValueError("blocks of tokens hold at least 2, in a format without a rotation")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.tokens.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.tokens.head_dim
+
+    @property
+    def code_bits(self) -> float:
+        return self.tokens.code_bits
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.tokens.bits_per_token
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.channel_affine import TokenBlocksCodec
+
+        return TokenBlocksCodec(self, device)

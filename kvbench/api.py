@@ -10,7 +10,7 @@ from kvbench.calibration import Calibration, LayerCalibration, Rotary, TensorSta
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.hookspecs import hookimpl
-from kvbench.kernels.comparator_formats import Affine, BlockFloat4, Float8
+from kvbench.kernels.comparator_formats import Affine, BlockFloat4, ChannelAffine, Float8, TokenBlocks
 from kvbench.kernels.formats import (
     CacheFormat,
     Centre,
@@ -45,6 +45,7 @@ __all__ = [
     "CacheFormat",
     "Calibration",
     "Centre",
+    "ChannelAffine",
     "Codebook",
     "Codec",
     "ConfigurationError",
@@ -73,6 +74,7 @@ __all__ = [
     "TaskResult",
     "TensorFormat",
     "TensorStatistics",
+    "TokenBlocks",
     "hookimpl",
 ]
 

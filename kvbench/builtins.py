@@ -18,11 +18,12 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
     from kvbench.quantizers.fp8 import Fp8
     from kvbench.quantizers.fp16 import Fp16
     from kvbench.quantizers.integer import Integer
+    from kvbench.quantizers.kivi import Kivi
     from kvbench.quantizers.quarot import QuaRot
     from kvbench.quantizers.tqmse import TQMSE
     from kvbench.quantizers.turboquant_prod import TurboQuantInnerProduct
 
-    return [Fp16, TQMSE, BlockGTQ, CenteredBlockGTQ, TurboQuantInnerProduct, Integer, Fp8, MXFP4, NVFP4, QuaRot]
+    return [Fp16, TQMSE, BlockGTQ, CenteredBlockGTQ, TurboQuantInnerProduct, Integer, Fp8, MXFP4, NVFP4, QuaRot, Kivi]
 
 
 @hookimpl

@@ -81,7 +81,7 @@ class Stream:
     @property
     def block(self) -> int:
         """Tokens that are encoded together; token counts of the data are multiples of it."""
-        return int(getattr(self.codec, "block_tokens", 1))
+        return self.codec.block_tokens
 
     @property
     def tokens(self) -> int:

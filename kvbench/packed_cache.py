@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
+from kvbench.block_storage import BlockStorage
 from kvbench.configuration import CacheConfig
 from kvbench.errors import ConfigurationError, EngagementError, NonFiniteError
 from kvbench.geometry import ModelGeometry
@@ -99,11 +100,21 @@ class _Storage:
     def read(self, length: int) -> tuple[Tensor, ...]:
         return tuple(plane[:, :length] for plane in self.planes)
 
+    def crop(self, length: int) -> None:
+        """Nothing to do: slots past the length in use are overwritten."""
+
     def select(self, rows: Tensor) -> None:
         self.planes = [plane.index_select(0, rows.to(plane.device)) for plane in self.planes]
 
     def move(self, device: torch.device | str) -> None:
         self.planes = [plane.to(device, non_blocking=True) for plane in self.planes]
+
+
+def _storage(codec: Codec, batch: int, capacity: int, like: Tensor) -> _Storage | BlockStorage:
+    """Empty storage of a codec; ``like`` has the dtype and device of the states that will come."""
+    if codec.block_tokens > 1:
+        return BlockStorage(codec, batch, capacity, like)
+    return _Storage(codec, batch, capacity, like.device)
 
 
 class PackedLayer(CacheLayerMixin):
@@ -118,8 +129,8 @@ class PackedLayer(CacheLayerMixin):
         self.tokens = 0
         self.expected_tokens = 0  # storage starts at this size where it is known beforehand
         self.packed_tokens_read = 0
-        self.keys_storage: _Storage | None = None
-        self.values_storage: _Storage | None = None
+        self.keys_storage: _Storage | BlockStorage | None = None
+        self.values_storage: _Storage | BlockStorage | None = None
         # full-precision copies [batch, tokens, kv_heads, head_dim]; sinks fill up as real tokens arrive
         self.sink_keys: Tensor | None = None
         self.sink_values: Tensor | None = None
@@ -137,11 +148,11 @@ class PackedLayer(CacheLayerMixin):
                     f"dims, the model has {states.shape[1]} of {states.shape[3]}. Fit the quantizer to this model."
                 )
         capacity = self.options.capacity or self.expected_tokens or FIRST_CAPACITY
-        self.keys_storage = _Storage(
-            layer_codec(self.key_format, self.device, self.index, "keys"), batch, capacity, self.device
+        self.keys_storage = _storage(
+            layer_codec(self.key_format, self.device, self.index, "keys"), batch, capacity, key_states
         )
-        self.values_storage = _Storage(
-            layer_codec(self.value_format, self.device, self.index, "values"), batch, capacity, self.device
+        self.values_storage = _storage(
+            layer_codec(self.value_format, self.device, self.index, "values"), batch, capacity, value_states
         )
         if self.options.n_sink:
             self.sink_keys = key_states.new_zeros(batch, self.options.n_sink, heads, dim)
@@ -258,6 +269,9 @@ class PackedLayer(CacheLayerMixin):
             return
         self.store()
         self.tokens -= removed
+        for storage in (self.keys_storage, self.values_storage):
+            if storage is not None:
+                storage.crop(self.tokens)
         if self.options.recent_window:
             assert self.recent_keys is not None and self.recent_values is not None
             kept = max(0, self.recent_keys.shape[1] - removed)

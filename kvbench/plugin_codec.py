@@ -31,6 +31,7 @@ class WatchedCodec(Codec):
             raise PluginError(f"{where} must give a kvbench.api.Codec from codec(), not {type(codec).__name__}.")
         self._codec, self.where = codec, where
         self.kv_heads, self.head_dim, self.planes = codec.kv_heads, codec.head_dim, codec.planes
+        self.block_tokens = codec.block_tokens
 
     def encode(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         encoded = self._codec.encode(x, positions)
@@ -82,8 +83,9 @@ def probe(format: TensorFormat, layer: int, role: str) -> None:
     if not isinstance(codec, WatchedCodec):
         return
     where = codec.where
-    block = int(getattr(codec, "block_tokens", 1))
-    x = torch.randn(PROBE_TOKENS * block, format.kv_heads, format.head_dim, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        PROBE_TOKENS * codec.block_tokens, format.kv_heads, format.head_dim, generator=torch.Generator().manual_seed(0)
+    )
     try:
         codec.decode(codec.encode(x))
     except PluginError:

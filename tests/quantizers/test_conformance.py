@@ -8,6 +8,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
 
 from kvbench.quantizers.integer import Integer
+from kvbench.quantizers.kivi import Kivi
 from kvbench.quantizers.quarot import QuaRot
 from kvbench.registry import load_registry
 from kvbench.testing import quantizer_conformance
@@ -16,6 +17,7 @@ BUILTINS = {
     name: entry.value() for name, entry in load_registry({}).quantizers.items() if entry.distribution == "kvbench"
 }
 OPTIONS = {
+    "kivi_short": Kivi(residual=32, group=16, scale_only=True),
     "int2": Integer(k_bits=2, v_bits=2),
     "quarot2": QuaRot(k_bits=2, v_bits=2, group=48, clip=1.0),
 }
