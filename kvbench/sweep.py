@@ -49,6 +49,7 @@ SWEEP_ONLY = (
 @dataclass
 class SweeperOptions:
     _target_: str = f"{PLUGINS}.CellSweeper"
+    params: dict[str, str] | None = None  # swept beside the command line's, which go first: an experiment's own sweep
 
 
 @dataclass
@@ -72,6 +73,10 @@ def register_sweep_plugins() -> None:
 class CellSweeper(Sweeper):
     """All combinations of the swept values; a cell that fails does not stop the others."""
 
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self.params = params or {}
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
         self.hydra_context = hydra_context
@@ -87,6 +92,8 @@ class CellSweeper(Sweeper):
 
         assert self.config is not None and self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        given = {override.key_or_group for override in parser.parse_overrides(arguments)}
+        arguments = [*arguments, *(f"{key}={values}" for key, values in self.params.items() if key not in given)]
         (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(arguments), None)
         cells = name_cells(combinations)
         registry = load_registry()

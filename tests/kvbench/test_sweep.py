@@ -111,6 +111,22 @@ def test_failing_cells_are_named_and_stop_no_other(
 
 
 @pytest.mark.timeout(300)
+def test_an_experiment_brings_values_to_sweep_and_the_command_line_goes_first(
+    command: Command, distribution: Distribution, tmp_path: Path
+) -> None:
+    experiments = tmp_path / "conf" / "experiment"
+    experiments.mkdir(parents=True)
+    swept = "{quantizer.mood: 'calm,merry', cache.n_sink: '0,4'}"
+    (experiments / "mine.yaml").write_text(f"# @package _global_\nhydra:\n  sweeper:\n    params: {swept}\n")
+    chosen = ["--config-dir", str(tmp_path / "conf"), "experiment=mine", "cache.n_sink=2"]
+    done = command([*SWEEP, *chosen], distribution(PLUGIN))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert summary(tmp_path).keys() == {"calm", "merry"}
+    for mood in ("calm", "merry"):
+        assert read_result(tmp_path / "sweep" / f"quantizer.mood={mood}" / "result.json").config["cache"]["n_sink"] == 2
+
+
+@pytest.mark.timeout(300)
 def test_jobs_run_side_by_side_and_the_summary_holds_their_figures(
     command: Command, distribution: Distribution, tmp_path: Path
 ) -> None:
