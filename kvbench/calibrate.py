@@ -88,7 +88,9 @@ def accumulate(loaded: "LoadedModel", windows: Tensor) -> tuple[LayerCalibration
 
     for batch in windows.split(max(1, FORWARD_TOKENS // windows.shape[1])):
         stream_qkv(loaded.model, batch, consume)
-    return tuple(LayerCalibration(*(layer[name].statistics() for name in TENSORS)) for layer in layers)
+    return tuple(
+        LayerCalibration(layer["q"].statistics(), layer["k"].statistics(), layer["v"].statistics()) for layer in layers
+    )
 
 
 def sample_positions(tokens: int) -> list[int]:
@@ -198,12 +200,9 @@ def _read(path: Path, source: dict[str, str | int], layers: int) -> Calibration 
     expected = {f"{i}.{name}.{array}" for i in range(layers) for name in TENSORS for array in ARRAYS}
     if set(arrays) != expected or metadata.get("sha256") != _arrays_digest(arrays):
         return None
-    return Calibration(
-        tuple(
-            LayerCalibration(
-                *(TensorStatistics(*(arrays[f"{i}.{name}.{array}"] for array in ARRAYS)) for name in TENSORS)
-            )
-            for i in range(layers)
-        ),
-        source,
-    )
+
+    def statistics(layer: int, name: str) -> TensorStatistics:
+        return TensorStatistics(*(arrays[f"{layer}.{name}.{array}"] for array in ARRAYS))
+
+    stored = (LayerCalibration(statistics(i, "q"), statistics(i, "k"), statistics(i, "v")) for i in range(layers))
+    return Calibration(tuple(stored), source)
