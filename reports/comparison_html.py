@@ -6,11 +6,13 @@ import kvbench
 from kvbench.reports.comparison import Comparison
 from kvbench.reports.comparison_script import SCRIPT, script_source
 from kvbench.reports.comparison_sections import parts_of
-from kvbench.reports.escaping import html_text
+from kvbench.reports.escaping import NAME_LIMIT, html_name, html_text
 from kvbench.reports.html import SECURITY_POLICY, section_html, section_links
 from kvbench.reports.rendering import render_parts
 from kvbench.reports.section import ReportSection
 from kvbench.reports.stylesheet import STYLESHEET
+
+MOST_SETTINGS = 3  # named in the heading
 
 
 def render_comparison_html(comparison: Comparison, plugins: Sequence[type[ReportSection]] = ()) -> str:
@@ -20,7 +22,9 @@ def render_comparison_html(comparison: Comparison, plugins: Sequence[type[Report
     """
     rendered = render_parts(comparison, parts_of(plugins), "html")
     latest = max(run.result.created for run in comparison.runs)
-    settings = ", ".join(dict.fromkeys(setting.title for setting in comparison.settings))
+    named = list(dict.fromkeys(setting.title for setting in comparison.settings))
+    settings = ", ".join(html_name(title, NAME_LIMIT) for title in named[:MOST_SETTINGS])
+    settings += f" and {len(named) - MOST_SETTINGS} more" if len(named) > MOST_SETTINGS else ""
     policy = f"{SECURITY_POLICY}; script-src {script_source()}"
     return f"""<!doctype html>
 <html lang="en">
@@ -36,7 +40,7 @@ def render_comparison_html(comparison: Comparison, plugins: Sequence[type[Report
 <a class="skip" href="#content">Skip to the content</a>
 <header>
 <h1>KV-cache quantizers compared</h1>
-<p class="context">{html_text(settings)}. Latest run
+<p class="context">{settings}. Latest run
 <time datetime="{latest.isoformat()}">{latest.isoformat(sep=" ", timespec="minutes")}</time></p>
 </header>
 <nav aria-label="Sections"><ul>{section_links(rendered)}</ul></nav>

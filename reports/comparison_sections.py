@@ -18,6 +18,7 @@ from kvbench.reports.pareto import pareto
 from kvbench.reports.scores import REFERENCE, code_bits, finite, whole_or_number
 from kvbench.reports.svg import Figure
 from kvbench.reports.table import Cell, Column, Table
+from kvbench.reports.task_sections import NEEDLE_METRICS
 
 MOST_PICTURES = 24
 """Pictures a section shows; past it a page of hundreds of runs would be pictures that nobody compares."""
@@ -118,9 +119,8 @@ def _needles_html(comparison: Comparison) -> str:
             for row in comparison.rows
             if row.setting == setting and (record := row.task("niah")) is not None
         ]
-        for metric, title in (("score", "NIAH score"), ("answer_nll", "NIAH answer NLL")):
-            better = "share of the needles found, higher is better" if metric == "score" else "nats, lower is better"
-            caption = f"{comparison.setting_titles[setting]}: {title} ({better}); depth down, prompt length across."
+        for metric, title, unit in NEEDLE_METRICS:
+            caption = f"{comparison.setting_titles[setting]}: {title} ({unit}); depth down, prompt length across."
             figures.append(heat_maps(named[:MOST_PICTURES], metric, title, caption, f"needles-{i}-{metric}"))
     return _figures(figures)
 

@@ -18,7 +18,8 @@ def tiles(comparison: Comparison) -> str:
     found = [_counts(comparison)]
     for setting in comparison.settings[:MOST_SETTINGS]:
         rows = [row for row in comparison.rows if row.setting == setting and not row.is_reference]
-        where = f" ({comparison.setting_titles[setting]})" if len(comparison.settings) > 1 else ""
+        title = shorten(comparison.setting_titles[setting], NAME_LIMIT)
+        where = f" ({title})" if len(comparison.settings) > 1 else ""
         found += [tile for tile in (_smallest(comparison, rows, where), _least_error(comparison, rows, where)) if tile]
     return f'<dl class="tiles">{"".join(found)}</dl>'
 

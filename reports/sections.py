@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbench.reports import charts
+from kvbench.reports.differences import DifferencesSection
 from kvbench.reports.provenance import EngagementSection, EnvironmentSection
 from kvbench.reports.scores import (
     REFERENCE,
@@ -21,6 +22,7 @@ from kvbench.reports.scores import (
 from kvbench.reports.section import ReportSection
 from kvbench.reports.summary import SummarySection, score_cell
 from kvbench.reports.table import Cell, Column, Table
+from kvbench.reports.task_sections import FidelitySection, LatencySection, NeedlesSection
 
 if TYPE_CHECKING:
     from kvbench.results import Result
@@ -235,6 +237,10 @@ SECTIONS: tuple[type[ReportSection], ...] = (
     LogitErrorSection,
     AllocationSection,
     PerplexitySection,
+    FidelitySection,
+    DifferencesSection,
+    NeedlesSection,
+    LatencySection,
     TasksSection,
     EngagementSection,
     EnvironmentSection,

@@ -115,7 +115,8 @@ svg .crisp { shape-rendering: crispEdges; }
 .use-codes { --c: var(--use-codes); } .use-norms { --c: var(--use-norms); } .use-padding { --c: var(--use-padding); }
 .controls { display: flex; flex-wrap: wrap; gap: .5rem 1.25rem; align-items: end; margin: 1rem 0 .25rem;
   font-size: .9rem; }
-.controls label { display: flex; flex-direction: column; gap: .2rem; min-width: 0; max-width: 100%; color: var(--muted); }
+.controls label { display: flex; flex-direction: column; gap: .2rem; min-width: 0; max-width: 100%;
+  color: var(--muted); }
 .controls label.tick-box { flex-direction: row; align-items: center; gap: .4rem; min-height: 2.25rem; }
 .controls input[type="search"], .controls select { font: inherit; color: var(--ink); background: var(--page);
   border: 1px solid var(--muted); border-radius: 6px; padding: .35rem .6rem; min-height: 2.25rem; max-width: 100%; }
