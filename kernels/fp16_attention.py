@@ -1,9 +1,10 @@
-"""The fp16 decode attention that packed caches are compared with: the best there is, measured, and never a copied cache.
+"""The fp16 decode attention that packed caches are compared with: the best there is, measured, never a copied cache.
 
 Every implementation reads each key and value once for all query heads that share it. A baseline that repeats KV heads
 first moves the cache several times over and makes anything look fast.
 """
 
+import importlib
 import importlib.util
 import math
 import statistics
@@ -31,7 +32,7 @@ def _torch_backend(backend: SDPBackend) -> Decode:
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from flash_attn import flash_attn_with_kvcache
+    flash_attn_with_kvcache = importlib.import_module("flash_attn").flash_attn_with_kvcache
 
     out: Tensor = flash_attn_with_kvcache(q[:, None], k.transpose(1, 2), v.transpose(1, 2))
     return out[:, 0]
@@ -69,7 +70,7 @@ IMPLEMENTATIONS: dict[str, Decode] = {
     **{name: _triton(name) for name in TRITON_SHAPES},
     "torch-math": _torch_backend(SDPBackend.MATH),
 }
-"""By name. ``torch-flash`` is FlashAttention-2 as PyTorch ships it; ``torch-math`` is for devices that have nothing else."""
+"""By name. ``torch-flash`` is FlashAttention-2 as PyTorch ships it; ``torch-math`` is for devices with nothing else."""
 
 
 def available(device: torch.device | str) -> list[str]:
@@ -87,8 +88,8 @@ def available(device: torch.device | str) -> list[str]:
 def decode(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend ``q [batch, q_heads, head_dim]`` to all tokens of ``k, v [batch, kv_heads, tokens, head_dim]``.
 
-    ``name`` is one of :data:`IMPLEMENTATIONS`, or ``"auto"``: measure those available on these very tensors and take the
-    fastest. Returns ``[batch, q_heads, head_dim]``. Raises ConfigurationError on an unknown name.
+    ``name`` is one of :data:`IMPLEMENTATIONS`, or ``"auto"``: measure those available on these very tensors and take
+    the fastest. Returns ``[batch, q_heads, head_dim]``. Raises ConfigurationError on an unknown name.
     """
     if name == "auto":
         name = fastest([(q, k, v)])[0]
@@ -100,8 +101,8 @@ def decode(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def fastest(buffers: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[str, dict[str, list[float]]]:
     """The fastest implementation's name, and the samples in seconds of all that ran, by name.
 
-    ``buffers`` are sets of (q, k, v) of one shape, rotated over while measuring. An implementation that refuses the shape
-    is left out.
+    ``buffers`` are sets of (q, k, v) of one shape, rotated over while measuring. An implementation that refuses the
+    shape is left out.
     """
     times: dict[str, list[float]] = {}
     device = buffers[0][0].device

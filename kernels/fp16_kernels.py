@@ -1,7 +1,8 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
 """Decode attention over an fp16 or bf16 cache in Triton, split over tokens: the baseline written as well as we can.
 
-FlashDecoding's structure: every block attends to a share of the tokens for all query heads of a KV head at once, a second
-kernel merges. Any head_dim up to 256, up to 16 query heads a KV head.
+FlashDecoding's structure: every block attends to a share of the tokens for all query heads of a KV head at once, a
+second kernel merges. Any head_dim up to 256, up to 16 query heads a KV head.
 """
 
 import triton
@@ -24,7 +25,7 @@ def attend(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (splits, batch * kv_heads). q ``[rows, group, DIM]``, k and v ``[rows, tokens, DIM]``, ``share`` tokens a split.
+    """Grid (splits, batch * kv_heads): ``share`` tokens a split; q ``[rows, group, DIM]``, k, v ``[rows, tokens, DIM]``.
 
     ``scale`` includes log2(e). Writes normalised ``partial [rows, group, splits, DIM]`` and ``lse`` in base 2.
     """

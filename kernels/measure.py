@@ -19,7 +19,7 @@ MAX_COPIES = 512
 
 
 def copies(nbytes: int, device: torch.device | str, budget: float = 0.3) -> int:
-    """How many sets of buffers of ``nbytes`` each to rotate over: past the L2 cache, within ``budget`` of free memory."""
+    """How many sets of ``nbytes`` to rotate over: past the L2 cache, within the share ``budget`` of free memory."""
     device = torch.device(device)
     if device.type != "cuda":
         return 1
@@ -34,8 +34,8 @@ def measure(
 ) -> list[float]:
     """Time one call, in seconds, ``samples`` times.
 
-    ``calls`` do the same work on different buffers (see :func:`copies`); a sample is the mean over a round of all of them.
-    ``graph=False`` times eager launches with events, host overhead included. Raises whatever the calls raise.
+    ``calls`` do the same work on different buffers (see :func:`copies`); a sample is the mean over a round of all of
+    them. ``graph=False`` times eager launches with events, host overhead included. Raises whatever the calls raise.
     """
     if not calls:
         raise ValueError("nothing to measure: give at least one call")

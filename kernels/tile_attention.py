@@ -1,4 +1,4 @@
-"""Decode attention over tile pages: the head tables, the three launches, and the torch reference they are tested against."""
+"""Decode attention over tile pages: head tables, three launches, and the torch reference they are tested against."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.codec import Codec
-from kvbench.kernels.formats import Group
+from kvbench.kernels.formats import Fp16Norm, Group
 from kvbench.kernels.tiles import (
     DIM,
     SHARES,
@@ -51,10 +51,10 @@ def _words(levels: list[int]) -> list[int]:
 
 def _norm_code(group: Group) -> tuple[float, float, float]:
     """A norm code as ``unit * 2^(low + step * code)`` (log) or ``unit * float16`` (low and step unused)."""
-    if group.norm.bits == 16:
+    if isinstance(group.norm, Fp16Norm):
         return group.norm.scale, 0.0, 0.0
-    high = group.norm.low + 255 * group.norm.step  # type: ignore[attr-defined]
-    return 2.0**high, group.norm.low - high, group.norm.step  # type: ignore[attr-defined]
+    high = group.norm.low + 255 * group.norm.step
+    return 2.0**high, group.norm.low - high, group.norm.step
 
 
 def _stored_levels(tile: HeadTile) -> list[list[int]]:
@@ -137,9 +137,9 @@ class TileAttention:
     ) -> tuple[Tensor, Tensor]:
         """Attend ``q [batch, q_heads, 128]`` to tokens ``starts[b] <= t < stops[b]`` (int32, on the device).
 
-        ``pages [batch, pages, page_bytes]`` uint8. ``extra``: the same queries' attention over other tokens, ``out [batch,
-        q_heads, 128]`` and natural ``lse [batch, q_heads]`` float32, to be merged in. Returns ``out`` in q's dtype and
-        ``lse`` float32; both are those of no token (0, minus infinity) where there is none.
+        ``pages [batch, pages, page_bytes]`` uint8. ``extra``: the same queries' attention over other tokens, ``out
+        [batch, q_heads, 128]`` and natural ``lse [batch, q_heads]`` float32, to be merged in. Returns ``out`` in q's
+        dtype and ``lse`` float32; both are those of no token (0, minus infinity) where there is none.
         """
         from kvbench.kernels import tile_kernels as k
 

@@ -1,9 +1,10 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
 # ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
 """From packed words to signed bytes in registers: the inner step of the tile kernels, twice.
 
 Once as inline PTX, one text a template: ``prmt.b32`` looks four codes up at once in a table held in two registers, so a
-code costs about half an instruction. Once in plain Triton, for the interpreter and as the definition the other is tested
-against. Both take the codebook at run time. See :mod:`kvbench.kernels.tiles` for the layout.
+code costs about half an instruction. Once in plain Triton, for the interpreter and as the definition the other is
+tested against. Both take the codebook at run time. See :mod:`kvbench.kernels.tiles` for the layout.
 """
 
 import triton
@@ -24,7 +25,8 @@ def _pattern(bits: list[tuple[int, int]], words: list[str]) -> list[str]:
     if len({word for word, _ in bits}) == 1:
         shift = [f"shr.u32 s, {words[word]}, {low};"] if low else []
         return [*shift, f"and.b32 s, {'s' if low else words[word]}, {_repeat(2**width - 1)};"]
-    # one bit from the top of each of several words: shift each to its place, then select bit by bit (lop3 0xE4 is m ? a : b)
+    # one bit from the top of each of several words: shift each to its place, then select bit by bit (lop3 0xE4 is m ?
+    # a : b)
     lines = [f"shr.u32 {'suv'[index]}, {words[word]}, {3 - index};" for index, (word, _) in enumerate(bits)]
     lines += [f"lop3.b32 s, s, {'suv'[index]}, {_repeat(2**index - 1)}, 0xE4;" for index in range(1, width)]
     return [*lines, f"and.b32 s, s, {_repeat(2**width - 1)};"]
@@ -117,7 +119,7 @@ def load_words(pointer, at, COUNT: tl.constexpr):
 
 @triton.jit
 def unpack_words(w, t, TEMPLATE: tl.constexpr):
-    """Words ``w`` -> eight int8 tiles ``[128, 16]``, two a slab. ``t``: tables of 4 (2 registers), 3 (2), 2 and 1 bits."""
+    """Words ``w`` -> eight int8 tiles ``[128, 16]``, two a slab. ``t``: tables of 4 bits (2 words), 3 (2), 2 and 1."""
     if TEMPLATE == 2222:
         return tl.inline_asm_elementwise(_2222, _C2222, [w[0], w[1], t[4]], dtype=BYTES, is_pure=True, pack=4)
     elif TEMPLATE == 3221:
@@ -179,8 +181,8 @@ def slab4(o):
 def plain_slab(pointer, places, levels, SLAB: tl.constexpr):
     """One slab's signed bytes ``[128, 32]`` in plain Triton.
 
-    ``pointer``: the planes, uint32. ``places`` int32 ``[4 slabs, 4 bits]``: ``4 * word + bit`` of every code bit, -1 where
-    the slab has fewer. ``levels`` int8 ``[4 slabs, 16]``: the byte each stored pattern stands for.
+    ``pointer``: the planes, uint32. ``places`` int32 ``[4 slabs, 4 bits]``: ``4 * word + bit`` of every code bit, -1
+    where the slab has fewer. ``levels`` int8 ``[4 slabs, 16]``: the byte each stored pattern stands for.
     """
     row = tl.arange(0, 128)[:, None]
     column = tl.arange(0, 32)[None, :]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvbench.kernels.formats import Fp16Norm
 from kvbench.kernels.tiles import DIM, PAGE, SLABS, UNIT, HeadTile, TileLayout, code_places, matrices
 
 APPEND_BLOCK = 16  # the smallest matrix product Triton has
@@ -36,10 +37,10 @@ def _tables(tiles: list[HeadTile], rotation: Tensor, offsets: np.ndarray, device
             thresholds[head, mine, : len(values) - 1] = (values[1:] + values[:-1]) / np.float32(2)
             levels[head, mine, : len(values)] = book.levels
             slabs[head, mine] = (book.scale, run, book.bits)
-            if group.norm.bits == 8:
-                norms[head, run, :2] = group.norm.low, group.norm.step  # type: ignore[union-attr]
+            if isinstance(group.norm, Fp16Norm):
+                norms[head, run, 2] = group.norm.scale
             else:
-                norms[head, run, 2] = group.norm.scale  # type: ignore[union-attr]
+                norms[head, run, :2] = group.norm.low, group.norm.step
     places = np.array([code_places(tile.template) for tile in tiles], np.int32)
     arrays = (thresholds, levels, slabs, norms, places, np.ascontiguousarray(offsets // UNIT, np.int32))
     return _Tables(rotation.to(device).contiguous(), *(torch.from_numpy(array).to(device) for array in arrays))
@@ -63,7 +64,8 @@ class TileEncoder:
     def __call__(self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor) -> None:
         """Encode token ``i`` of sequence ``b`` into slot ``firsts[b] + i`` (int32, on the device).
 
-        ``keys`` and ``values`` are fp16, bf16 or fp32. Slots around the new ones keep their contents. The pages must reach.
+        ``keys`` and ``values`` are fp16, bf16 or fp32. Slots around the new ones keep their contents. The pages must
+        reach.
         """
         self._encode(keys, self._key, pages, firsts, value=False)
         self._encode(values, self._value, pages, firsts, value=True)
@@ -82,8 +84,8 @@ class TileEncoder:
         bits = layout.value_norm_bits if value else layout.key_norm_bits
         encode[grid](
             x, tables.rotation, tables.thresholds, tables.levels, tables.slabs, tables.norms, tables.places,
-            tables.offsets, pages, firsts, self.flag, tokens, layout.page_bytes, pages.stride(0), x.stride(0), x.stride(1),
-            x.stride(2), VALUE=value, WORDS=layout.value_words if value else layout.key_words,
+            tables.offsets, pages, firsts, self.flag, tokens, layout.page_bytes, pages.stride(0), x.stride(0),
+            x.stride(1), x.stride(2), VALUE=value, WORDS=layout.value_words if value else layout.key_words,
             CODES=2**layout.value_words if value else 16, RUNS=1 if value else 3, LOG=bits == 8, BLOCK=block,
             PRECISION="tf32x3", num_warps=8 if block == APPEND_BLOCK else 16,
         )  # fmt: skip

@@ -1,13 +1,14 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
 # ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
 """Encoding straight into tile pages, in Triton: norm, rotate, code, correct the norm, pack.
 
-A block encodes the new tokens of one page (BLOCK 128), or up to 16 tokens of it (BLOCK 16, for appending one token), of one
-head of one sequence's keys or values. Words of a value page hold codes of several tokens, so they are read, changed
-where the new tokens are and written; no two blocks of a launch touch the same words.
+A block encodes the new tokens of one page (BLOCK 128), or up to 16 tokens of it (BLOCK 16, for appending one token),
+of one head of one sequence's keys or values. Words of a value page hold codes of several tokens, so they are read,
+changed where the new tokens are and written; no two blocks of a launch touch the same words.
 
-What it computes is :meth:`kvbench.kernels.rotated_codebook.RotatedCodebookCodec.encode` in float32; sums are taken in another
-order, so a coordinate within rounding of a threshold may get the neighbouring code. Numbers that are not finite raise a
-flag in memory and encode as zero. Tested: tests/kernels/test_triton_encode.py.
+What it computes is :meth:`kvbench.kernels.rotated_codebook.RotatedCodebookCodec.encode` in float32; sums are taken in
+another order, so a coordinate within rounding of a threshold may get the neighbouring code. Numbers that are not
+finite raise a flag in memory and encode as zero. Tested: tests/kernels/test_triton_encode.py.
 """
 
 import triton
@@ -18,7 +19,7 @@ FP16_MAX = tl.constexpr(65504.0)
 
 @triton.jit
 def _place(column_bits, place, INDEX: tl.constexpr):
-    """The shift of bit INDEX of codes in the given columns (half of a slab, unit), and their word; -1 where there is none."""
+    """The shift of bit INDEX of codes in the columns (half of a slab, unit), and their word, -1 where there is none."""
     half, unit = column_bits
     shift = 4 * (4 * half + unit) + (place & 3)
     if INDEX == 3:  # a sign: see kernels.tiles._shifts
@@ -65,9 +66,10 @@ def encode(
 ):
     """Grid (blocks, kv_heads, batch): tokens ``firsts[b] + i`` for ``x [batch, tokens, kv_heads, 128]``.
 
-    Per head: rotation float32 ``[coordinate, dim]``; thresholds and levels float32 ``[4 slabs, 16]``; slabs float32 ``[4, 3]``
-    (codebook scale, run, width); norms float32 ``[3 runs, 3]`` (low, step, unit); places int32 ``[4 slabs, 4 bits]``; offsets
-    int32 ``[2]``: codes and norms in a page, in units of 128 bytes. ``flag`` int32 ``[1]`` is set where a number is not finite.
+    Per head: rotation float32 ``[coordinate, dim]``; thresholds and levels float32 ``[4 slabs, 16]``; slabs float32
+    ``[4, 3]`` (codebook scale, run, width); norms float32 ``[3 runs, 3]`` (low, step, unit); places int32 ``[4 slabs,
+    4 bits]``; offsets int32 ``[2]``: codes and norms in a page, in units of 128 bytes. ``flag`` int32 ``[1]`` is set
+    where a number is not finite.
     """
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(firsts + sequence)

@@ -1,14 +1,15 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
 """The Triton kernels that are launched for decode attention over tile pages; one query token a sequence.
 
-Three launches: :func:`rotate_query`, :func:`attend` in splits, :func:`merge`. Lengths are read on the device: a captured
-graph stays right as the cache grows. All KV heads of a layer run in one launch.
+Three launches: :func:`rotate_query`, :func:`attend` in splits, :func:`merge`. Lengths are read on the device: a
+captured graph stays right as the cache grows. All KV heads of a layer run in one launch.
 
-With DEPENDENT each kernel starts before the one it depends on has ended (programmatic dependent launch) and waits for it
-after reading what does not depend on it. That pays where the device is nearly empty; in a full one, blocks that come in
-early take the place of blocks that have work, and come in several to a multiprocessor.
+With DEPENDENT each kernel starts before the one it depends on has ended (programmatic dependent launch) and waits for
+it after reading what does not depend on it. That pays where the device is nearly empty; in a full one, blocks that
+come in early take the place of blocks that have work, and come in several to a multiprocessor.
 
-Limits: head_dim 128, at most 16 query heads a KV head, NVIDIA GPUs with compute capability 8.0 or higher for the assembly
-path (tuned on 9.0); the plain path runs in the interpreter. Tested: tests/kernels/test_triton_tiles.py.
+Limits: head_dim 128, at most 16 query heads a KV head, NVIDIA GPUs with compute capability 8.0 or higher for the
+assembly path (tuned on 9.0); the plain path runs in the interpreter. Tested: tests/kernels/test_triton_tiles.py.
 """
 
 import triton
@@ -67,8 +68,8 @@ def rotate_query(
 ):
     """Grid (batch * kv_heads, group, 4): 32 rotated coordinates of one query head.
 
-    q ``[batch, kv_heads * group, 128]``; rotation float32 ``[kv_heads, coordinate, dim]``; query float32 ``[batch * kv_heads,
-    HEADS, 128]``.
+    q ``[batch, kv_heads * group, 128]``; rotation float32 ``[kv_heads, coordinate, dim]``; query float32 ``[batch *
+    kv_heads, HEADS, 128]``.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
@@ -109,9 +110,9 @@ def attend(
 ):
     """Grid (splits, batch * kv_heads): a split of one sequence's pages for one KV head.
 
-    query float32 ``[batch * kv_heads, HEADS, 128]``, rotated; ``scaling`` includes log2(e); pages uint8; starts, stops int32
-    ``[batch]``: the tokens attended; partial float16 ``[batch * kv_heads, HEADS, splits, 128]``; partial_lse float32
-    ``[batch * kv_heads, HEADS, splits]``, base 2.
+    query float32 ``[batch * kv_heads, HEADS, 128]``, rotated; ``scaling`` includes log2(e); pages uint8; starts,
+    stops int32 ``[batch]``: the tokens attended; partial float16 ``[batch * kv_heads, HEADS, splits, 128]``;
+    partial_lse float32 ``[batch * kv_heads, HEADS, splits]``, base 2.
     """
     split, row, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     sequence, head = row // kv_heads, row % kv_heads
@@ -180,9 +181,9 @@ def merge(
 ):
     """Grid (batch * kv_heads, group, 4): a quarter of one query head's output, merged over the splits and un-rotated.
 
-    ``extra [batch, kv_heads * group, 128]`` and ``extra_lse [batch, kv_heads * group]`` (natural, float32) are a partial
-    attention over other tokens, in the space of the output. Writes ``out`` like ``extra`` and its natural ``lse``. SPLITS: a
-    power of two not below ``splits``. Without ROTATE the output stays in the values' rotated space.
+    ``extra [batch, kv_heads * group, 128]`` and ``extra_lse [batch, kv_heads * group]`` (natural, float32) are a
+    partial attention over other tokens, in the space of the output. Writes ``out`` like ``extra`` and its natural
+    ``lse``. SPLITS: a power of two not below ``splits``. Without ROTATE the output stays in the values' rotated space.
     """
     row, g, quarter = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence, head = row // kv_heads, row % kv_heads

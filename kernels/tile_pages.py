@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
 # ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
 """The inner loop of decode attention over tile pages, in Triton: what happens to one head's share of the pages.
 
@@ -14,8 +15,8 @@ probability and norm, whatever the norms are, and costs nothing: the addition be
 does the mask. ``m`` follows a page's maximum but stays within 2^-12 of the running one, so that a page of small
 probabilities keeps its precision.
 
-A head takes its template, tables and offsets from ``ints`` (int32 ``[kv_heads, 16]``, columns below) and ``floats``. One
-loop is compiled for each template, so that a head pays for its own alone. The kernels that are launched are in
+A head takes its template, tables and offsets from ``ints`` (int32 ``[kv_heads, 16]``, columns below) and ``floats``.
+One loop is compiled for each template, so that a head pays for its own alone. The kernels that are launched are in
 :mod:`kvbench.kernels.tile_kernels`.
 """
 
@@ -24,8 +25,8 @@ import triton.language as tl
 
 from kvbench.kernels.tile_codes import load_words, plain_slab, slab1, slab2, slab4, unpack_words
 
-# columns of ``ints``: template's number, key tables (4 bits: 2 words, 3 bits: 2, 2 bits: 1, 1 bit: 1), value table (2 words),
-# then where the head's parts start in a page, in units of 128 bytes
+# columns of ``ints``: template's number, key tables (4 bits: 2 words, 3 bits: 2, 2 bits: 1, 1 bit: 1), value table (2
+# words), then where the head's parts start in a page, in units of 128 bytes
 TEMPLATE, KEY_TABLES, VALUE_TABLE, KEY_CODES, VALUE_CODES, KEY_NORMS, VALUE_NORM, INTS = 0, 1, 7, 9, 10, 11, 12, 16
 # columns of ``floats``: log2 of the smallest norm and the step of each key run's log code, then the value's, then each
 # key run's codebook scale times norm unit, and its half level
@@ -148,7 +149,7 @@ def load_tables(head_ints):
 
 @triton.jit
 def byte_columns(high, low, ROWS: tl.constexpr, HEADS: tl.constexpr):
-    """int8 ``[ROWS, HEADS]`` twice -> ``[ROWS, columns]``: column ``2 g`` is head g's high part, ``2 g + 1`` its low part.
+    """int8 ``[ROWS, HEADS]`` twice -> ``[ROWS, columns]``: column ``2 g`` is head g's high part, ``2 g + 1`` its low.
 
     At least 16 columns, for want of which Triton leaves the warpgroup instructions: 4 heads fill half of them.
     """
@@ -398,9 +399,9 @@ def attend_pages(
 ):
     """Attend one head's queries to pages ``first..last`` of a sequence, tokens ``start..stop``.
 
-    ``head``: query float32 ``[group, 128]`` (rotated), group, scaling (with log2(e)), the sequence's pages, the head's rows
-    of ints, floats, places and levels, where its partial output float16 ``[HEADS, splits, 128]`` and log-sum-exp float32
-    ``[HEADS, splits]`` (base 2) go, splits, page_bytes. ``span``: first, last, start, stop.
+    ``head``: query float32 ``[group, 128]`` (rotated), group, scaling (with log2(e)), the sequence's pages, the
+    head's rows of ints, floats, places and levels, where its partial output float16 ``[HEADS, splits, 128]`` and
+    log-sum-exp float32 ``[HEADS, splits]`` (base 2) go, splits, page_bytes. ``span``: first, last, start, stop.
     """
     template = tl.load(head[4] + _TEMPLATE)
     # the numbers after a template are the slabs in its runs of equal width

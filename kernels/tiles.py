@@ -68,7 +68,7 @@ def slab_bits(template: int, slab: int) -> list[tuple[int, int]]:
 
 
 def code_places(template: int) -> list[list[int]]:
-    """:func:`slab_bits` as the kernels read it: ``[4 slabs, 4 bits]`` of ``4 * word + bit``, -1 where there is no bit."""
+    """:func:`slab_bits` as the kernels read it: ``[4 slabs, 4 bits]`` of ``4 * word + bit``, -1 where there is none."""
     places = [[4 * word + bit for word, bit in slab_bits(template, slab)] for slab in range(SLABS)]
     return [slab + [-1] * (4 - len(slab)) for slab in places]
 
@@ -76,8 +76,8 @@ def code_places(template: int) -> list[list[int]]:
 def stored_patterns(width: int) -> list[int]:
     """The bit pattern that stands for each code of a slab.
 
-    Codes of 1 to 3 bits stand for themselves. A 4-bit code of a symmetric codebook is a magnitude in three bits, which a
-    byte permutation can look up, and the sign: code 8 + m is ``m``, code 7 - m is ``8 | m``.
+    Codes of 1 to 3 bits stand for themselves. A 4-bit code of a symmetric codebook is a magnitude in three bits,
+    which a byte permutation can look up, and the sign: code 8 + m is ``m``, code 7 - m is ``8 | m``.
     """
     if width < 4:
         return list(range(2**width))
@@ -87,8 +87,8 @@ def stored_patterns(width: int) -> list[int]:
 def byte_levels(codebook: Codebook) -> tuple[list[int], float, float]:
     """The codebook as signed bytes: ``value(code) = scale * (levels[code] + offset)``, ``offset`` 0 or 1/2.
 
-    Levels of up to 3 bits are scaled up to fill a byte, which keeps the scales of different widths alike. 4-bit levels must
-    be odd and symmetric: half of them, rounded down, is a signed byte, and the missing half is the offset.
+    Levels of up to 3 bits are scaled up to fill a byte, which keeps the scales of different widths alike. 4-bit
+    levels must be odd and symmetric: half of them, rounded down, is a signed byte, and the missing half is the offset.
     """
     largest = max(abs(level) for level in codebook.levels)
     if codebook.bits <= 3 and largest <= 127:
@@ -145,7 +145,7 @@ def _one(kind: str, values: set[int]) -> int:
 
 
 class TileLayout:
-    """Pages of one layer's keys and values: offsets, packing, unpacking. Raises UnsupportedLayout where tiles do not fit.
+    """Pages of one layer's keys and values: offsets, packing, unpacking. UnsupportedLayout says where tiles do not fit.
 
     ``page_bytes`` bytes hold 128 tokens of all heads: nothing is padded, except that norms of a page are whole planes.
     """
