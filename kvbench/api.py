@@ -10,7 +10,7 @@ from kvbench.calibration import Calibration, LayerCalibration, Rotary, TensorSta
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.hookspecs import hookimpl
-from kvbench.kernels.comparator_formats import Affine, BlockFloat4, ChannelAffine, Float8, TokenBlocks
+from kvbench.kernels.comparator_formats import Affine, BlockFloat4, ChannelAffine, Float8, TokenBlocks, TurboQuantProd
 from kvbench.kernels.formats import (
     CacheFormat,
     Centre,
@@ -75,6 +75,7 @@ __all__ = [
     "TensorFormat",
     "TensorStatistics",
     "TokenBlocks",
+    "TurboQuantProd",
     "hookimpl",
 ]
 
