@@ -147,12 +147,17 @@ def _undecided(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _suspicious(rows: Sequence[Row]) -> Iterator[str]:
-    """What the harness itself noted about two formats that measured the same, and dropped samples."""
+    """What the harness itself noted about two formats that measured the same, and prompts that were cut."""
     for row in rows:
         for task, record in row.measurement.tasks.items():
             for note in record.notes:
                 if note.startswith("identical to"):
                     yield f"{shorten(row.label, NAME_LIMIT)}, {shorten(task, NAME_LIMIT)}: {shorten(note, 200)}."
-            truncated = finite(record.metrics.get("truncated"))
-            if truncated:
-                yield f"{shorten(row.label, NAME_LIMIT)}, {shorten(task, NAME_LIMIT)}: {truncated:g} prompts truncated."
+    cut = {
+        (task, int(count))
+        for row in rows
+        for task, record in row.measurement.tasks.items()
+        if (count := finite(record.metrics.get("truncated")))
+    }
+    for task, count in sorted(cut):
+        yield f"Task '{shorten(task, NAME_LIMIT)}': {count} prompts were too long and had their middle cut out."

@@ -15,6 +15,7 @@ from kvbench.reports.differences import differences_table
 from kvbench.reports.escaping import html_text, markdown_text
 from kvbench.reports.heat_maps import heat_maps
 from kvbench.reports.pareto import pareto
+from kvbench.reports.score_tables import score_tables
 from kvbench.reports.scores import REFERENCE, code_bits, finite, whole_or_number
 from kvbench.reports.svg import Figure
 from kvbench.reports.table import Cell, Column, Table
@@ -170,8 +171,12 @@ def _differences(comparison: Comparison) -> Table | None:
     return differences_table((row.contender, row.key) for row in comparison.rows)
 
 
-def _left_out(comparison: Comparison) -> Table | None:
-    return left_out_table(comparison)
+def _scores_html(comparison: Comparison) -> str:
+    return "".join(table.html() for table in score_tables(comparison))
+
+
+def _scores_markdown(comparison: Comparison) -> str:
+    return "\n\n".join(table.markdown() for table in score_tables(comparison))
 
 
 def _tasks(comparison: Comparison) -> Table:
@@ -218,9 +223,10 @@ PARTS: tuple[Part, ...] = (
     Part("layers", "Logit error by layer", _layers_html, _nothing),
     Part("allocation", "Bit allocation", _allocation_html, _nothing),
     Part("needles", "Needle in a haystack", _needles_html, _nothing),
+    Part("scores", "Scores by task", _scores_html, _scores_markdown),
     Part("latency", "Latency and memory", _latency_html, _latency_markdown),
     Part("tasks", "All measurements", _table_html(_tasks, "Every task of every row"), _table_markdown(_tasks)),
-    Part("left-out", "Left out", _table_html(_left_out), _table_markdown(_left_out)),
+    Part("left-out", "Left out", _table_html(left_out_table), _table_markdown(left_out_table)),
     Part("runs", "Repeat a run", runs_html, commands_markdown),
 )
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvbench.results import PairedDifference, Result
 
 LOWER_IS_BETTER = frozenset({"nll", "kl", "answer_nll", "perplexity", "logit_error", "mean"})
-HIGHER_IS_BETTER = frozenset({"score", "top1_agreement", "accuracy", "acc", "exact_match", "f1", "average"})
+HIGHER_IS_BETTER = frozenset({"score", "top1_agreement", "accuracy", "acc", "acc_norm", "exact_match", "f1", "average"})
 
 
 def significant(difference: "PairedDifference") -> bool:
@@ -23,9 +23,10 @@ def verdict(metric: str, difference: "PairedDifference") -> str:
     """``better`` or ``worse`` where the interval leaves zero out and the metric has a direction."""
     if not significant(difference):
         return "not significant"
-    if metric in LOWER_IS_BETTER:
+    own = metric.rpartition(".")[2]  # lm-eval's are called ``task.metric``
+    if own in LOWER_IS_BETTER:
         return "better" if difference.mean < 0 else "worse"
-    if metric in HIGHER_IS_BETTER:
+    if own in HIGHER_IS_BETTER:
         return "better" if difference.mean > 0 else "worse"
     return "lower" if difference.mean < 0 else "higher"
 

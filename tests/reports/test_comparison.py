@@ -169,3 +169,9 @@ def test_what_the_harness_found_suspicious_is_repeated() -> None:
     runs[0].tasks["fidelity"] = fidelity(0.1)
     runs[0].tasks["fidelity"].notes = ["identical to tqmse: two formats gave the same numbers"]
     assert "blockgtq K3 V3, fidelity: identical to tqmse" in cautions(*runs)
+
+
+def test_prompts_that_were_cut_are_called_out() -> None:
+    runs = without_latency("blockgtq")
+    runs[0].tasks["longbench"] = TaskRecord(status="ok", path="packed", metrics={"average": 30.0, "truncated": 12})
+    assert "Task 'longbench': 12 prompts were too long" in cautions(*runs)
