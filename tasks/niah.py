@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvbench.tasks.niah_prompts import Prompt
 
 
-LONGER = 16  # tokens that an answer may be longer than the right one: models repeat the question, or greet
+LONGER = 12  # tokens that an answer may be longer than the right one: models repeat the question, or greet
 
 
 class Grid(NamedTuple):
@@ -30,7 +30,7 @@ class Grid(NamedTuple):
 
 PRESETS = {
     # minutes on two CPU cores with a model of 135M parameters
-    "small": Grid([256, 512], [0.1, 0.5, 0.9], 1, 3),
+    "small": Grid([256, 384], [0.2, 0.8], 1, 3),
     "standard": Grid([1024, 4096, 16384], [0.0, 0.25, 0.5, 0.75, 1.0], 4, 1),
     # arXiv 2606.24033 and its public benchmark: 4K to 128K tokens, eleven depths, three trials; the longest prompt
     # leaves room for its answer in a window of 131,072 tokens
@@ -103,11 +103,11 @@ class Niah(Task):
         return self._result(session, prompts, records)
 
     def _batches(self, prompts: "list[Prompt]") -> "list[list[Prompt]]":
-        """Prompts that are read together: of one task and one length, so that nothing is padded."""
+        """Prompts that are read together: of one length, so that nothing is padded, and answers of similar length."""
         size = self.grid.batch_size
         if size == 1:
             return [[prompt] for prompt in prompts]
-        groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: (prompt.task, prompt.length))]
+        groups = [list(group) for _, group in groupby(prompts, key=kin)]
         return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
 
     def _limit(self, prompt: "Prompt") -> int:
@@ -115,7 +115,7 @@ class Niah(Task):
         return min(self.max_new_tokens, len(prompt.answer) + LONGER)
 
     def _prompts(self, session: "Session") -> "list[Prompt]":
-        """All prompts: those that begin alike side by side where they are read one by one, else by task and length."""
+        """All prompts: those that begin alike side by side where they are read one by one, else those akin."""
         from kvbench.tasks.niah_prompts import build_prompt, read_haystack
 
         name = f"niah prompts {self!r}"
@@ -131,7 +131,7 @@ class Niah(Task):
                 for depth in grid.depths
                 for trial in range(grid.trials)
             ]
-            session.memo[name] = sorted(prompts, key=lambda p: p.tokens) if grid.batch_size == 1 else prompts
+            session.memo[name] = sorted(prompts, key=(lambda p: p.tokens) if grid.batch_size == 1 else kin)
         return session.memo[name]
 
     def _measure(
@@ -190,6 +190,11 @@ class Niah(Task):
             path=session.path,
             samples=samples,
         )
+
+
+def kin(prompt: "Prompt") -> tuple[int, int]:
+    """What prompts that are read together have in common: their length, and how many values are asked for."""
+    return prompt.length, len(prompt.expected)
 
 
 def found_fraction(expected: Sequence[str], answer: str) -> float:
