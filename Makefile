@@ -1,6 +1,7 @@
 # make demo   set up .venv and benchmark Block-GTQ on a real model; ARGS="quantizer.k_bits=2" adds options
 # make test   set up .venv with the development tools, check and test everything
 # make test-transformers TRANSFORMERS=5.17.0   the tests that meet transformers, on another release of it
+# make gallery   docs/gallery anew: a sweep on a real model, tens of minutes on two CPU cores, and its comparison
 # Versions come from constraints.txt. Setting up again is skipped while it and pyproject.toml stay the same.
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ OTHER := .venv-transformers-$(TRANSFORMERS)
 # Two test processes of one thread each: torch's own threads would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-transformers format clean
+.PHONY: demo test test-transformers gallery format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/kvbench $(ARGS)
@@ -32,6 +33,13 @@ test-transformers: $(VENV)/.installed-dev
 	PYTHONPATH=$(OTHER) $(PYTEST) tests/kvbench/test_packed_cache.py tests/kvbench/test_engagement.py \
 		tests/kvbench/test_calibrate.py tests/kvbench/test_conf_models.py tests/kvbench/test_models.py \
 		tests/kvbench/test_packed_equals_simulation.py
+
+GALLERY_RUNS := outputs/gallery
+gallery: $(VENV)/.installed
+	rm -rf $(GALLERY_RUNS)
+	$(BIN)/kvbench -m quantizer=tqmse,blockgtq,cblockgtq quantizer.k_bits=2,3,4 'quantizer.v_bits=$${quantizer.k_bits}' \
+		task=[logit_error,perplexity,fidelity] task.logit_error.tokens=1024 hydra.sweep.dir=$(GALLERY_RUNS)
+	$(BIN)/kvbench report $(GALLERY_RUNS) --out docs/gallery/smollm2 --format html,md,csv
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -79,9 +79,6 @@ function reveal() {
 }
 
 window.addEventListener('hashchange', reveal);
-window.addEventListener('beforeprint', () => {
-  for (const details of document.querySelectorAll('details.print')) details.open = true;
-});
 filter();
 reveal();
 """
