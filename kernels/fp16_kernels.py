@@ -25,7 +25,7 @@ def attend(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (splits, batch * kv_heads): ``share`` tokens a split; q ``[rows, group, DIM]``, k, v ``[rows, tokens, DIM]``.
+    """Grid (splits, batch * kv_heads): ``share`` tokens each; q ``[rows, group, DIM]``, k, v ``[rows, tokens, DIM]``.
 
     ``scale`` includes log2(e). Writes normalised ``partial [rows, group, splits, DIM]`` and ``lse`` in base 2.
     """

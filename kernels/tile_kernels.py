@@ -120,7 +120,7 @@ def attend(
     first = begin + split * share
     last = tl.minimum(first + share, begin + count)
     pages += sequence.to(tl.int64) * batch_stride
-    if ASSEMBLY and first < last:  # bring the first pages near while the query is prepared
+    if ASSEMBLY and DEPENDENT and first < last:  # bring the first pages near while the query is rotated
         ahead = pages + tl.load(ints + head * 16 + _KEY_CODES) * 128
         prefetch(ahead + page_bytes.to(tl.int64) * first, WORDS + VALUE_WORDS)
         prefetch(ahead + page_bytes.to(tl.int64) * tl.minimum(first + 1, last - 1), WORDS + VALUE_WORDS)

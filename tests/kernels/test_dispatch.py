@@ -1,0 +1,64 @@
+"""Which implementation serves a layer."""
+
+import os
+
+import pytest
+import torch
+
+from .packed_formats import tensor_format
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
+pytest.importorskip("triton")
+
+from kvbench.errors import ConfigurationError
+from kvbench.kernels.dispatch import choose
+from kvbench.kernels.formats import Dense
+
+ALIGNED, MIXED = tensor_format([[4, 3, 3, 2]]), tensor_format([[5, 3, 3, 1]])
+VALUE = tensor_format([[3] * 4], seed=9)
+
+
+def test_a_cpu_gets_the_reference_and_is_told_why() -> None:
+    choice = choose(ALIGNED, VALUE, "cpu", group=4)
+    assert (choice.kind, choice.backend) == ("reference", "reference")
+    assert "cpu" in choice.why
+
+
+def test_a_cuda_device_gets_tiles_where_the_widths_allow() -> None:
+    choice = choose(ALIGNED, VALUE, "cuda", group=4)
+    assert (choice.kind, choice.backend) == ("tiles", "triton")
+    assert choice.layout is not None
+
+
+def test_a_cuda_device_gets_the_general_kernel_for_any_other_allocation() -> None:
+    choice = choose(MIXED, VALUE, "cuda", group=4)
+    assert (choice.kind, choice.backend) == ("rows", "triton")
+    assert "5331" in choice.why
+
+
+def test_the_reference_can_be_forced() -> None:
+    assert choose(ALIGNED, VALUE, "cuda", group=4, backend="reference").kind == "reference"
+
+
+def test_triton_can_be_forced_onto_the_interpreter() -> None:
+    assert choose(ALIGNED, VALUE, "cpu", group=4, backend="triton").kind == "tiles"
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "reason"),
+    [
+        (Dense(1, 128), 4, "dense"),
+        (ALIGNED, 17, "17 query heads"),
+        (tensor_format([[3] * 4], unit=128), 4, "head_dim 512"),
+    ],
+)
+def test_forcing_triton_where_it_cannot_serve_says_why(key, group: int, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        choose(key, VALUE, "cuda", group=group, backend="triton")
+    assert choose(key, VALUE, "cuda", group=group).kind == "reference"
+
+
+def test_an_unknown_backend_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigurationError, match="auto, triton or reference"):
+        choose(ALIGNED, VALUE, "cpu", group=4, backend="cuda")
