@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CORPORA = ("pydoc", "wikitext2", "files")
 WIKITEXT = ("Salesforce/wikitext", "wikitext-2-raw-v1")
 SHARED_PASSAGE = 200  # characters; English boilerplate is shorter, a copied paragraph is not
+TEXT_FILES = (".txt", ".md")
 USE_OTHERS = "Use corpus=pydoc, or your own texts with corpus=files corpus.calibration=PATH corpus.evaluation=PATH."
 
 
@@ -174,12 +175,16 @@ def _files(calibration: str | None, evaluation: str | None) -> Corpus:
 
 
 def _read(role: str, path: str) -> str:
+    """The text of a file, or of all text files of a folder, one after another in the order of their names."""
+    place = Path(path).expanduser()
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        files = sorted(file for file in place.rglob("*") if file.suffix in TEXT_FILES) if place.is_dir() else [place]
+        text = "\n\n".join(file.read_text(encoding="utf-8") for file in files)
     except OSError as error:
         raise CorpusError(f"corpus.{role}={path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise CorpusError(f"corpus.{role}={path} is not UTF-8 text (byte {error.start}). Convert it first.") from error
     if not text.strip():
-        raise CorpusError(f"corpus.{role}={path} is empty. Give a UTF-8 text file.")
+        wanted = f" with {' or '.join(TEXT_FILES)} files" if place.is_dir() else ""
+        raise CorpusError(f"corpus.{role}={path} is empty. Give a UTF-8 text file, or a folder{wanted}.")
     return text

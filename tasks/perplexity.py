@@ -3,14 +3,16 @@
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvbench.errors import ConfigurationError
 from kvbench.task import Task, TaskResult
 
 if TYPE_CHECKING:
-    from kvbench.session import Session
+    from torch import Tensor
 
+    from kvbench.session import Session
 
 BLOCK = 64  # tokens averaged into one sample: neighbours are correlated
 
@@ -40,8 +42,6 @@ class Perplexity(Task):
             )
 
     def run(self, session: "Session") -> TaskResult:
-        from kvbench.statistics import block_means
-
         stride = self.stride or self.window
         text = session.windows((self.windows - 1) * stride + self.window)[0]
         start = time.perf_counter()
@@ -50,12 +50,11 @@ class Perplexity(Task):
         total, scored = 0.0, 0
         for index in session.track(range(self.windows), "perplexity"):
             tokens = text[index * stride : index * stride + self.window]
-            losses = session.token_losses(tokens)
-            kept = losses if index == 0 else losses[-stride:]
-            per_window.append(math.exp(float(kept.mean())))
-            samples += block_means(kept.tolist(), BLOCK)
-            total += float(kept.sum())
-            scored += len(kept)
+            [record] = session.measured([f"window {index}"], partial(measure_window, session, tokens, index, stride))
+            per_window.append(math.exp(record["nll"] / record["tokens"]))
+            samples += record["block_nll"]
+            total += record["nll"]
+            scored += record["tokens"]
         return TaskResult(
             metrics={
                 "perplexity": math.exp(total / scored),
@@ -72,3 +71,12 @@ class Perplexity(Task):
             path=session.path,
             samples={"nll": samples},
         )
+
+
+def measure_window(session: "Session", tokens: "Tensor", index: int, stride: int) -> list[dict[str, Any]]:
+    """The summed negative log-likelihood of a window's tokens, those of overlapping windows before it left out."""
+    from kvbench.statistics import block_means
+
+    losses = session.token_losses(tokens)
+    kept = losses if index == 0 else losses[-stride:]
+    return [{"nll": float(kept.sum()), "tokens": len(kept), "block_nll": block_means(kept.tolist(), BLOCK)}]

@@ -176,3 +176,21 @@ def test_a_real_tokenizer_gives_the_same_first_tokens_for_the_whole_text(smollm2
     text = load_corpus(CorpusConfig("pydoc")).calibration
     whole = smollm2.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     assert token_windows(text, smollm2.tokenizer, 2048, 256).flatten().tolist() == whole[:2048]
+
+
+def test_a_folder_is_the_text_of_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    config = files(tmp_path, PROSE, "")
+    folder = tmp_path / "texts"
+    (folder / "more").mkdir(parents=True)
+    for name, text in {"b.md": "Second.", "a.txt": "First.", "c.py": "no_prose", "more/d.txt": "Third."}.items():
+        (folder / name).write_text(text)
+    config.evaluation = str(folder)
+    assert load_corpus(config).evaluation == "First.\n\nSecond.\n\nThird."
+
+
+def test_a_folder_without_texts_is_refused_with_what_it_should_hold(tmp_path: Path) -> None:
+    config = files(tmp_path, PROSE, "")
+    config.evaluation = str(tmp_path / "none")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CorpusError, match=r"\.txt or \.md files"):
+        load_corpus(config)
