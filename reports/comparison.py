@@ -238,9 +238,9 @@ def _labels(measured: Sequence[tuple[Run, Measurement]]) -> list[str]:
             for i, fact in zip(members, told, strict=True):
                 labels[i] += "".join(f", {key}={fact.get(key, 'none')}" for key in differing if key != "run")
             repeated = Counter(labels[i] for i in members)
-            for i in members:
+            for count, i in enumerate(members, start=1):
                 if repeated[labels[i]] > 1:
-                    labels[i] += f", run {measured[i][0].result.run_id[:8]}"
+                    labels[i] += f", run {measured[i][0].result.run_id[:8]} ({count})"
     return labels
 
 

@@ -1,31 +1,31 @@
 """The sections of a comparison, in reading order. A plugin's section takes part by its ``compare`` method."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.reports import charts
-from kvbench.reports.comparison import Comparison, Row, Setting
+from kvbench.reports.comparison import Comparison
 from kvbench.reports.comparison_cautions import comparison_cautions
+from kvbench.reports.comparison_figures import (
+    curves,
+    figures_html,
+    fingerprint_figures,
+    fingerprint_layer_figures,
+    latency_figures,
+    layer_figures,
+    needle_figures,
+    pareto_figures,
+)
 from kvbench.reports.comparison_runs import commands_markdown, left_out_table, runs_html
 from kvbench.reports.comparison_summary import controls, tiles
 from kvbench.reports.comparison_table import HOW_TO_READ, comparison_table
-from kvbench.reports.curves import MIB, Curve, curve_figure, curves_of, latency_table
+from kvbench.reports.curves import latency_table
 from kvbench.reports.differences import differences_table
 from kvbench.reports.escaping import html_text, markdown_text
-from kvbench.reports.heat_maps import heat_maps
-from kvbench.reports.pareto import pareto
 from kvbench.reports.score_tables import score_tables
-from kvbench.reports.scores import REFERENCE, code_bits, finite, whole_or_number
+from kvbench.reports.scores import finite, whole_or_number
 from kvbench.reports.svg import Figure
 from kvbench.reports.table import Cell, Column, Table
-from kvbench.reports.task_sections import NEEDLE_METRICS
-
-MOST_PICTURES = 24
-"""Pictures a section shows; past it a page of hundreds of runs would be pictures that nobody compares."""
-
-MOST_LINES = 5
-"""Quantizers in one picture of lines: as many as there are styles that can be told apart."""
 
 Render = Callable[[Comparison], str]
 
@@ -53,118 +53,28 @@ def _summary_markdown(comparison: Comparison) -> str:
     return "\n".join([table, "", markdown_text(HOW_TO_READ), *([""] if cautions else []), *cautions])
 
 
-def _figures(found: Iterable[Figure | None]) -> str:
-    """At most MOST_PICTURES of them, and how many more there would be."""
-    figures = [figure for figure in found if figure is not None]
-    more = len(figures) - MOST_PICTURES
-    note = f"<p>{more} more are not drawn; compare fewer runs to see them.</p>" if more > 0 else ""
-    return "".join(figure.html() for figure in figures[:MOST_PICTURES]) + note
+def _drawn(of: Callable[[Comparison], list[Figure]]) -> Render:
+    def render(comparison: Comparison) -> str:
+        return figures_html(of(comparison))
 
-
-def _pareto_html(comparison: Comparison) -> str:
-    return _figures(
-        pareto(comparison, setting, metric, f"pareto-{i}-{j}")
-        for i, setting in enumerate(comparison.settings)
-        for j, metric in enumerate(comparison.metrics)
-    )
-
-
-def _by_setting_and_bits(rows: Iterable[Row]) -> dict[tuple[Setting, str], list[Row]]:
-    """Rows that a picture may show together: of one model and texts, with the same code bits."""
-    groups: dict[tuple[Setting, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.setting, code_bits(row.measurement) or "unknown bits"), []).append(row)
-    return groups
-
-
-def _layers_html(comparison: Comparison) -> str:
-    rows = [row for row in comparison.rows if row.contender.per_layer_error and not row.is_reference]
-    figures = []
-    for i, ((setting, bits), members) in enumerate(_by_setting_and_bits(rows).items()):
-        for start in range(0, len(members), MOST_LINES):
-            shown = members[start : start + MOST_LINES]
-            series = {row.label: row.contender.per_layer_error for row in shown}
-            keys = {row.label: row.key for row in shown}
-            figure = charts.error_by_layer(series, f"layers-{i}-{start}", keys)
-            if figure is not None:
-                title = f"{comparison.setting_titles[setting]}, code bits {bits}. {figure.caption}"
-                figures.append(Figure(title, figure.pictures, figure.legend))
-    return _figures(figures)
+    return render
 
 
 def _allocation_html(comparison: Comparison) -> str:
-    rows = {
-        (row.setting, row.measurement.quantizer.format_digest or row.key): row
-        for row in comparison.rows
-        if row.measurement.quantizer.allocation and len(charts.widths_used(row.measurement.quantizer.allocation)) > 1
-    }
-    if not rows:
-        return ""
-    named = {
-        row.key: (row.label, row.measurement.quantizer.allocation or [], comparison.setting_titles[row.setting])
-        for row in rows.values()
-    }
-    shares = charts.shares_by_quantizer(named, "fingerprint").html()
-    layers = _figures(
-        charts.shares_by_layer(f"{label}, {setting}", allocation, f"fingerprint-{key}", key)
-        for key, (label, allocation, setting) in list(named.items())
-    )
-    return f"{shares}<details><summary>Layer by layer</summary>{layers}</details>"
-
-
-def _needles_html(comparison: Comparison) -> str:
-    figures = []
-    for i, setting in enumerate(comparison.settings):
-        named = [
-            (row.label, row.key, record.metrics)
-            for row in comparison.rows
-            if row.setting == setting and (record := row.task("niah")) is not None
-        ]
-        for metric, title, unit in NEEDLE_METRICS:
-            caption = f"{comparison.setting_titles[setting]}: {title} ({unit}); depth down, prompt length across."
-            figures.append(heat_maps(named[:MOST_PICTURES], metric, title, caption, f"needles-{i}-{metric}"))
-    return _figures(figures)
-
-
-def _curves(comparison: Comparison, setting: Setting) -> list[Curve]:
-    return [
-        curve
-        for row in comparison.rows
-        if row.setting == setting and (record := row.measurement.tasks.get("latency")) is not None
-        for curve in curves_of(row.label, row.key, row.name, record.metrics)
-    ]
+    shares = figures_html(fingerprint_figures(comparison))
+    layers = figures_html(fingerprint_layer_figures(comparison))
+    return f"{shares}<details><summary>Layer by layer</summary>{layers}</details>" if shares else ""
 
 
 def _latency_html(comparison: Comparison) -> str:
-    parts = []
-    for i, setting in enumerate(comparison.settings):
-        curves = _curves(comparison, setting)
-        if not curves:
-            continue
-        reference = [curve for curve in curves if curve.quantizer == REFERENCE]
-        others = [curve for curve in curves if curve.quantizer != REFERENCE]
-        figures = [
-            curve_figure([*reference, *others[start : start + MOST_LINES]], *of, f"{key}-{i}-{start}", scale)
-            for start in range(0, max(1, len(others)), MOST_LINES)
-            for key, of, scale in _curve_kinds(comparison.setting_titles[setting])
-        ]
-        table = latency_table(curves).html()
-        parts.append(_figures(figures) + f"<details><summary>Values at each context</summary>{table}</details>")
-    return "".join(parts)
-
-
-def _curve_kinds(setting: str) -> list[tuple[str, tuple[str, str, str], float]]:
-    """Key, then field, title and unit of the figures of latency and memory, and what a value is divided by."""
-    return [
-        ("decode", ("decode_ms", f"{setting}: time of a decode step", "ms"), 1),
-        ("memory", ("cache_bytes", f"{setting}: memory of the cache", "MiB"), MIB),
-        ("peak", ("peak_bytes", f"{setting}: peak memory", "MiB"), MIB),
-    ]
+    found = [latency_table(of) for setting in comparison.settings if (of := curves(comparison, setting))]
+    tables = "".join(f"<details><summary>Values at each context</summary>{table.html()}</details>" for table in found)
+    return figures_html(latency_figures(comparison)) + tables
 
 
 def _latency_markdown(comparison: Comparison) -> str:
-    found = [_curves(comparison, setting) for setting in comparison.settings]
-    return "\n\n".join(latency_table(curves).markdown() for curves in found if curves)
+    found = [curves(comparison, setting) for setting in comparison.settings]
+    return "\n\n".join(latency_table(of).markdown() for of in found if of)
 
 
 def _differences(comparison: Comparison) -> Table | None:
@@ -218,11 +128,11 @@ def _nothing(comparison: Comparison) -> str:
 
 PARTS: tuple[Part, ...] = (
     Part("summary", "Comparison", _summary_html, _summary_markdown),
-    Part("pareto", "Size against quality", _pareto_html, _nothing),
+    Part("pareto", "Size against quality", _drawn(pareto_figures), _nothing),
     Part("differences", "Differences that count", _table_html(_differences), _table_markdown(_differences)),
-    Part("layers", "Logit error by layer", _layers_html, _nothing),
+    Part("layers", "Logit error by layer", _drawn(layer_figures), _nothing),
     Part("allocation", "Bit allocation", _allocation_html, _nothing),
-    Part("needles", "Needle in a haystack", _needles_html, _nothing),
+    Part("needles", "Needle in a haystack", _drawn(needle_figures), _nothing),
     Part("scores", "Scores by task", _scores_html, _scores_markdown),
     Part("latency", "Latency and memory", _latency_html, _latency_markdown),
     Part("tasks", "All measurements", _table_html(_tasks, "Every task of every row"), _table_markdown(_tasks)),

@@ -49,7 +49,11 @@ def _smallest(comparison: Comparison, rows: list[Row], where: str) -> str:
     ]
     label = f"Smallest within {CLOSE:.0%} of fp16's perplexity{where}"
     if not close:
-        return _tile(label, "none", "of the quantizers compared") if any(c is not None for _, c in measured) else ""
+        changed = [(change, row) for row, change in measured if change is not None]
+        if not changed:
+            return ""
+        change, row = min(changed, key=lambda found: found[0])
+        return _tile(label, "none", f"closest: {shorten(row.label, NAME_LIMIT)}, perplexity {percent(change)}")
     ratio, row, change = max(close, key=lambda found: found[0])
     return _tile(label, f"{ratio:.2f}× smaller", f"{shorten(row.label, NAME_LIMIT)}, perplexity {percent(change)}")
 

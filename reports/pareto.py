@@ -10,6 +10,7 @@ from kvbench.reports.svg import Element, Figure, LegendEntry, Scale, add, drawin
 
 SIZE = 5.0
 MARKERS = ("circle", "square", "diamond", "triangle", "cross")  # one a style: colour alone tells some readers nothing
+NEAR_ZERO = 100  # an error this many times smaller than the others' would take the axis for itself
 LABEL_LENGTH = 28
 LETTER = 6.6  # mean width of a letter at the size of labels, enough to tell which of them would overlap
 
@@ -33,7 +34,10 @@ def pareto(comparison: Comparison, setting: Setting, metric: Metric, key: str) -
         return None
     points = [(row.effective_bits or 0.0, row.score(metric).value or 0.0) for row in quantized]
     references = [row for row in rows if row.is_reference]
-    levels = [row.score(metric).value or 0.0 for row in references if metric.reference == REFERENCE]
+    levels = [row.score(metric).value or 0.0 for row in references]
+    near_zero = metric.lower_is_better and bool(levels) and min(levels) * NEAR_ZERO < min(value for _, value in points)
+    if near_zero or metric.reference != REFERENCE:
+        levels = []
     x, y = _scales(points, levels)
     title = f"{metric.title} against effective bits, {shorten(comparison.setting_titles[setting], 60)}"
     front = pareto_front(points, metric.lower_is_better)
@@ -50,9 +54,12 @@ def pareto(comparison: Comparison, setting: Setting, metric: Metric, key: str) -
         mark = _marker(root, MARKERS[style], x(bits), y(value), STYLES[style], row.key)
         add(mark, "title", f"{shorten(row.label, 60)}: {bits:.3f} bits, {metric.title} {number(value)}")
     first = dict.fromkeys([*front, *range(len(quantized))])  # the front's labels have the first right to room
-    _labels(root, [(quantized[i], x(points[i][0]), y(points[i][1])) for i in first])
+    marks = [(quantized[i], x(points[i][0]), y(points[i][1])) for i in first]
+    _labels(root, marks, falling=metric.lower_is_better)
     legend += [LegendEntry(STYLES[i % len(STYLES)], name, MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)]
     axis = " Logarithmic axis." if y.logarithmic else ""
+    if near_zero:
+        axis += f" The {REFERENCE} cache, near zero, is not drawn."
     caption = (
         f"{comparison.setting_titles[setting]}: {metric.title} ({better} is better) against bits per cached element, "
         f"all bytes counted. The line joins the Pareto front.{axis}"
@@ -93,15 +100,16 @@ def _marker(root: Element, shape: str, x: float, y: float, style: str, key: str)
     return group
 
 
-def _labels(root: Element, marks: Sequence[tuple[Row, float, float]]) -> None:
-    """Names beside their marks, as many as fit without touching; the others are in the tooltips."""
+def _labels(root: Element, marks: Sequence[tuple[Row, float, float]], falling: bool) -> None:
+    """Names beside their marks, off a ``falling`` or rising front, as many as fit; the others are in the tooltips."""
     placed: list[tuple[float, float, float]] = []
     for row, x, y in marks:
         text = shorten(row.label, LABEL_LENGTH)
         width, right = len(text) * LETTER, x < WIDTH * 0.75
         left = x + 9 if right else x - 9 - width
-        if any(abs(y - other) < 14 and left < end and start < left + width for start, end, other in placed):
+        baseline = y - 7 if right == falling else y + 16
+        if any(abs(baseline - other) < 14 and left < end and start < left + width for start, end, other in placed):
             continue
-        placed.append((left, left + width, y))
+        placed.append((left, left + width, baseline))
         anchor, at = ("start", x + 9) if right else ("end", x - 9)
-        add(root, "text", text, class_="tick", x=at, y=y - 7, text_anchor=anchor, data_row=row.key)
+        add(root, "text", text, class_="tick", x=at, y=baseline, text_anchor=anchor, data_row=row.key)

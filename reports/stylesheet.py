@@ -122,6 +122,12 @@ svg .crisp { shape-rendering: crispEdges; }
   border: 1px solid var(--muted); border-radius: 6px; padding: .35rem .6rem; min-height: 2.25rem; max-width: 100%; }
 .controls output { color: var(--muted); min-height: 2.25rem; display: flex; align-items: center; }
 .wide header, .wide nav, .wide main, .wide footer { max-width: 76rem; }
+@media screen and (min-width: 76rem) {
+  .wide :is(#section-pareto, #section-layers, #section-latency) { display: grid; grid-template-columns: 1fr 1fr;
+    column-gap: 2rem; }
+  .wide section > :not(figure) { grid-column: 1 / -1; min-width: 0; }
+  .wide section > figure { min-width: 0; }
+}
 .no-script .controls { display: none; }
 .filtered { display: none !important; }
 .marked > th, .marked > td { background: var(--surface); }

@@ -129,3 +129,20 @@ def test_a_run_without_any_measurement_is_a_row_all_the_same() -> None:
     shown = page(run("blockgtq", 3, tasks={}, compression=None, cache=None, baselines={}, status="failed"))
     assert shown.row("Quantizers compared.", "blockgtq K3 V3")["ratio"] == "not measured"
     assert "could not be rendered" not in shown.text
+
+
+def test_fp16_is_a_line_where_it_has_a_level_and_is_left_out_where_it_is_zero() -> None:
+    text = page(run("blockgtq", 3)).text
+    assert "fp16: 24.94" in text
+    assert "The fp16 cache, near zero, is not drawn." in text
+
+
+def test_without_a_near_lossless_row_the_closest_one_is_named() -> None:
+    text = page(run("blockgtq", 2), run("blockgtq", 3)).text
+    assert "closest: blockgtq K3 V3, perplexity +11.0 %" in text
+
+
+def test_the_smallest_near_lossless_row_is_named() -> None:
+    near = run("blockgtq", 3)
+    near.tasks["perplexity"].metrics["perplexity"] = 25.0
+    assert "4.41× smaller blockgtq K3 V3, perplexity +0.2 %" in page(run("blockgtq", 2), near).text
