@@ -6,6 +6,7 @@ launcher runs all cells in one process. The two classes here replace them. The s
 """
 
 import contextlib
+import dataclasses
 import re
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from kvbench.cells import Cell, CellOutcome, SweepFailed, name_cells, print_cell
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.input_errors import user_error
 from kvbench.registry import Registry, load_registry
+from kvbench.sweep_options import leave_out_foreign_options
 
 PLUGINS = "hydra_plugins.kvbench"  # the module whose subclasses Hydra accepts
 CELL_LOG = "cell.log"
@@ -95,8 +97,12 @@ class CellSweeper(Sweeper):
         given = {override.key_or_group for override in parser.parse_overrides(arguments)}
         arguments = [*arguments, *(f"{key}={values}" for key, values in self.params.items() if key not in given)]
         (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(arguments), None)
-        cells = name_cells(combinations)
         registry = load_registry()
+        options = {
+            name: [field.name for field in dataclasses.fields(entry.value)]
+            for name, entry in registry.quantizers.items()
+        }
+        cells = name_cells(leave_out_foreign_options(combinations, options))
         errors: dict[str, str] = {}
         launchable = [cell for cell in cells if self._composes(cell, registry, errors)]
         if not launchable:
