@@ -14,7 +14,7 @@ from kvbench.reports.comparison_terminal import print_comparison
 from kvbench.reports.tabular import render_csv, write_parquet
 from kvbench.results import write_text_atomically
 
-FORMATS = ("html", "md", "csv", "parquet")
+FORMATS = ("html", "md", "csv", "parquet", "svg")
 PRINTABLE = ("md", "csv")  # those that may go to standard output
 
 EXAMPLES = """\
@@ -23,6 +23,7 @@ examples:
   kvbench report multirun --out comparison.html    one page, works offline
   kvbench report . --out all --format html,csv     all.html and all.csv
   kvbench report . --format md                     Markdown on standard output
+  kvbench report . --out figures --format svg      figures-pareto-1.svg and so on, for papers
 """
 
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         for form in formats:
             path = _path(out, form, formats)
             WRITERS[form](comparison, path)
-            print(f"wrote {path}", file=sys.stderr)
+            print(f"wrote {path.with_name(path.stem)}-*.svg" if form == "svg" else f"wrote {path}", file=sys.stderr)
     for each in comparison.left_out:
         print(f"kvbench: left out {each.path}: {each.reason}", file=sys.stderr)
     return 0
@@ -105,6 +106,17 @@ def _write_html(comparison: Comparison, path: Path) -> None:
     write_text_atomically(path, render_comparison_html(comparison, sections))
 
 
+def _write_svg(comparison: Comparison, path: Path) -> None:
+    """One file a picture, beside ``path`` and named after it."""
+    from kvbench.reports.comparison_figures import FIGURES
+    from kvbench.reports.standalone import standalone_pictures
+
+    for name, figures_of in FIGURES.items():
+        pictures = [text for figure in figures_of(comparison) for text in standalone_pictures(figure)]
+        for number, text in enumerate(pictures, start=1):
+            write_text_atomically(path.with_name(f"{path.stem}-{name}-{number}.svg"), text)
+
+
 def _write_markdown(comparison: Comparison, path: Path) -> None:
     write_text_atomically(path, render_comparison_markdown(comparison))
 
@@ -118,4 +130,5 @@ WRITERS: dict[str, Callable[[Comparison, Path], None]] = {
     "md": _write_markdown,
     "csv": _write_csv,
     "parquet": write_parquet,
+    "svg": _write_svg,
 }
