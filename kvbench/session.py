@@ -5,6 +5,7 @@ packed, because :meth:`Session.engage` raises.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -228,8 +229,9 @@ class Session:
 
     @property
     def context_window(self) -> int:
-        """The most tokens that the model was made for."""
-        return int(self.loaded.model.config.get_text_config(decoder=True).max_position_embeddings)
+        """The most tokens that the model was made for; without bound where its configuration does not say."""
+        config = self.loaded.model.config.get_text_config(decoder=True)
+        return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
 
     def left_pad(self, prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Prompts as one batch ``[batch, longest]`` padded on the left, and the mask of real tokens."""

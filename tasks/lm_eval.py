@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import json
 import logging
@@ -42,6 +43,10 @@ class LmEval(Task):
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ConfigurationError("task.lm_eval.tasks names no task: give task.lm_eval.tasks=[NAME,...].")
+        if importlib.util.find_spec("lm_eval") is None:
+            raise ConfigurationError(
+                "task=lm_eval needs the package lm-eval, which is not installed: pip install 'kvbench[lm-eval]'."
+            )
         if self.batch_size < 1 or (self.limit is not None and self.limit < 1):
             raise ConfigurationError("task.lm_eval.batch_size and limit must be 1 or more.")
         if self.include_path is not None and not Path(self.include_path).expanduser().is_dir():
@@ -61,10 +66,7 @@ class LmEval(Task):
         return found
 
     def run(self, session: "Session") -> TaskResult:
-        try:
-            import lm_eval
-        except ImportError as error:
-            raise ConfigurationError("task=lm_eval needs lm-eval: pip install 'kvbench[lm-eval]'.") from error
+        import lm_eval
 
         from kvbench.lm_eval_model import KvbenchLM
 

@@ -1,5 +1,6 @@
 """LongBench-EN: question answering, summaries, few-shot learning, retrieval and code over long texts."""
 
+import importlib.util
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -55,6 +56,13 @@ class LongBench(Task):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigurationError(f"task.longbench.{option}={value} is not allowed: give 1 or more.")
+
+        for package in ("lm_eval", "rouge"):
+            if importlib.util.find_spec(package) is None:
+                raise ConfigurationError(
+                    f"task=longbench needs the package {package}, which is not installed: "
+                    "pip install 'kvbench[longbench]'."
+                )
 
     def inputs(self) -> dict[str, str]:
         from kvbench.tasks.longbench_data import samples_digest

@@ -45,7 +45,7 @@ class Template:
 
 @functools.cache
 def template(dataset: str) -> Template:
-    """The prompt of ``dataset``. Raises ConfigurationError without lm-eval, or with one that words it otherwise."""
+    """The prompt of ``dataset``. Raises ConfigurationError without lm-eval, or with one that has no such task."""
     import yaml
 
     found = importlib.util.find_spec("lm_eval")

@@ -18,8 +18,7 @@ COMMENT_MARKS = ("`", "#", "//")
 def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
     """The best score of ``prediction`` against any of ``answers``; 0 without answers.
 
-    ``all_classes`` are the labels of a classification dataset. Raises ConfigurationError for an unknown dataset, or
-    where summaries are to be scored and the package rouge is missing.
+    ``all_classes`` are the labels of a classification dataset. Raises ConfigurationError for an unknown dataset.
     """
     if dataset not in METRICS:
         raise ConfigurationError(unknown_name("LongBench dataset", dataset, METRICS))
@@ -47,12 +46,8 @@ def normalized_words(text: str) -> list[str]:
 
 def rouge_l(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
     """F score of the longest common subsequence, by the package rouge, whose constants published numbers contain."""
-    try:
-        from rouge import Rouge
-    except ImportError as error:
-        raise ConfigurationError(
-            "scoring LongBench's summaries needs the package rouge: pip install 'kvbench[longbench]'."
-        ) from error
+    from rouge import Rouge
+
     try:
         return float(Rouge().get_scores([prediction], [answer], avg=True)["rouge-l"]["f"])
     except (ValueError, RecursionError):  # an answer without words

@@ -1,6 +1,7 @@
 """lm-eval through the packed cache: its own scores where nothing is lost, other ones where something is."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,9 @@ def test_metric_names_lose_the_filter_that_does_nothing() -> None:
 def test_samples_are_in_the_order_of_documents() -> None:
     documents = [{"doc_id": 1, "metrics": ["acc"], "acc": 0.0}, {"doc_id": 0, "metrics": ["acc"], "acc": 1.0}]
     assert paired_samples({"t": documents}) == {"t.acc": [1.0, 0.0]}
+
+
+def test_without_lm_eval_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ConfigurationError, match=r"kvbench\[lm-eval\]"):
+        LmEval(tasks=["arc_easy"])

@@ -1,6 +1,7 @@
 """LongBench: its prompts, its truncation, and its averages, on tiny models and samples written here."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,3 +181,10 @@ def test_a_line_in_another_layout_is_named(folder: Path) -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         LongBench(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", ["lm_eval", "rouge"])
+def test_a_missing_package_is_named_with_the_way_to_it(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigurationError, match=rf"{package}.*kvbench\[longbench\]"):
+        LongBench()
