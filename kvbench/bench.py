@@ -1,6 +1,7 @@
 """Kernel benchmarks: packed decode attention against the best fp16 attention of the same process.
 
-``python -m kvbench.bench kernels --out DIR`` writes ``DIR/kernels.json``. Everything is timed by
+``python -m kvbench.bench kernels --out DIR`` writes ``DIR/kernels.json``; ``python -m kvbench.bench table --from FILE``
+prints such a file as Markdown. Everything is timed by
 :func:`kvbench.kernels.measure.measure`: CUDA graph replays over rotated buffers larger than the L2 cache. The packed
 time includes rotating and quantizing the query, the merge and the output's inverse rotation; ``folded`` leaves the last
 of these out, for a model whose output projection has it folded in.
@@ -23,10 +24,11 @@ import torch
 from torch import Tensor
 
 import kvbench
-from kvbench.errors import ConfigurationError
+from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.kernels import fp16_attention
 from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.measure import copies, copy_bandwidth, measure, read_bandwidth
+from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
 from kvbench.kernels.tile_attention import TileAttention, reference_attention
 from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tiles import SLAB, TileLayout
@@ -181,14 +183,16 @@ def check_accuracy(allocation: str, geometry: str, device: str, tokens: int = 50
     q_heads, kv_heads = GEOMETRIES[geometry]
     layout = layout_for(allocation, kv_heads)
     generator = torch.Generator(device).manual_seed(3)
-    key, value = layout.key_format.codec(device), layout.value_format.codec(device)
+    key, value = RotatedCodebookCodec(layout.key_format, device), RotatedCodebookCodec(layout.value_format, device)
     lengths = [tokens, tokens // 3]
     pages = layout.allocate(len(lengths), tokens, device)
     for index, length in enumerate(lengths):
         x = torch.randn(2, length, kv_heads, DIM, device=device, generator=generator) * 2
-        codes = [codec.layout.unpack(codec.encode(part)[0]) for codec, part in zip((key, value), x, strict=True)]  # type: ignore[attr-defined]
-        norms = [codec.encode(part)[1] for codec, part in zip((key, value), x, strict=True)]
-        shaped = [part.reshape(length, kv_heads, DIM) for part in codes]
+        shaped, norms = [], []
+        for codec, part in zip((key, value), x, strict=True):
+            rows, stored = codec.encode(part)
+            shaped.append(codec.layout.unpack(rows).reshape(length, kv_heads, DIM))
+            norms.append(stored)
         packed = layout.pack(shaped[0], norms[0], shaped[1], norms[1])
         pages[index, : packed.shape[0]] = packed
     q = torch.randn(len(lengths), q_heads, DIM, device=device, dtype=torch.float16, generator=generator)
@@ -210,17 +214,17 @@ def fp16_attention_of_decoded(
     q: Tensor, layout: TileLayout, pages: Tensor, starts: Tensor, stops: Tensor, scaling: float
 ) -> Tensor:
     """FlashAttention-2 in fp16 on the reference's decoded keys and values, sequence by sequence."""
-    key, value = layout.key_format.codec(pages.device), layout.value_format.codec(pages.device)
+    codecs = [RotatedCodebookCodec(format, pages.device) for format in (layout.key_format, layout.value_format)]
     outs = []
     for index in range(len(q)):
         start, stop = int(starts[index]), int(stops[index])
         parts = layout.unpack(pages[index], stop)
-        decoded = [
-            codec.from_space(codec.decode((codec.layout.pack(codes.flatten(1)), norms))[:, :, None])[:, :, 0]  # type: ignore[attr-defined]
-            for codec, codes, norms in ((key, *parts[:2]), (value, *parts[2:]))
-        ]
-        k, v = (part[start:].transpose(0, 1)[None].half().contiguous() for part in decoded)
-        outs.append(fp16_attention.decode("torch-flash", q[index : index + 1], k, v)[0])
+        halves = []
+        for codec, codes, norms in zip(codecs, parts[::2], parts[1::2], strict=True):
+            rotated = codec.decode((codec.layout.pack(codes.flatten(1)), norms))
+            decoded = codec.from_space(rotated[:, :, None])[:, :, 0]
+            halves.append(decoded[start:].transpose(0, 1)[None].half().contiguous())
+        outs.append(fp16_attention.decode("torch-flash", q[index : index + 1], *halves)[0])
     return torch.stack(outs)
 
 
@@ -334,23 +338,49 @@ def summary(row: dict[str, Any]) -> str:
     return f"{row['geometry']} B={row['batch']} T={row['context']}: {fp16} | {packed}"
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The decode figures of a result as a Markdown table: microseconds, and ratios to the best fp16 of the shape."""
+    names = [cell["allocation"] for cell in result["decode"][0]["packed"]]
+    columns = ["geometry", "batch", "context", "best fp16", "us"]
+    columns += [f"{name} us" for name in names] + [f"{name} x" for name in names]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in result["decode"]:
+        best = row["fp16"]["best"]
+        cells = [row["geometry"], str(row["batch"]), f"{row['context'] // 1024}K", best]
+        cells.append(f"{row['fp16']['times'][best]['median_us']:.1f}")
+        cells += [f"{cell['median_us']:.1f}" for cell in row["packed"]]
+        cells += [f"{cell['speedup_best_fp16']:.2f}" for cell in row["packed"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.bench", description=__doc__)
-    parser.add_argument("what", choices=["kernels"])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--contexts", type=int, nargs="*", default=CONTEXTS)
-    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
-    parser.add_argument("--geometries", nargs="*", default=tuple(GEOMETRIES), choices=tuple(GEOMETRIES))
-    parser.add_argument("--allocations", nargs="*", default=tuple(ALLOCATIONS), choices=tuple(ALLOCATIONS))
+    commands = parser.add_subparsers(dest="command", required=True)
+    table = commands.add_parser("table", help="print a result file as Markdown")
+    table.add_argument("--from", dest="source", type=Path, required=True)
+    kernels = commands.add_parser("kernels", help="measure and write kernels.json")
+    kernels.add_argument("--out", type=Path, required=True)
+    kernels.add_argument("--contexts", type=int, nargs="*", default=CONTEXTS)
+    kernels.add_argument("--batches", type=int, nargs="*", default=BATCHES)
+    kernels.add_argument("--geometries", nargs="*", default=tuple(GEOMETRIES), choices=tuple(GEOMETRIES))
+    kernels.add_argument("--allocations", nargs="*", default=tuple(ALLOCATIONS), choices=tuple(ALLOCATIONS))
     options = parser.parse_args(arguments)
-    run_bench(
-        options.out,
-        contexts=options.contexts,
-        batches=options.batches,
-        geometries=options.geometries,
-        allocations=options.allocations,
-    )
+    if options.command == "table":
+        print(markdown(json.loads(options.source.read_text())))
+        return 0
+    try:
+        run_bench(
+            options.out,
+            contexts=options.contexts,
+            batches=options.batches,
+            geometries=options.geometries,
+            allocations=options.allocations,
+        )
+    except KvbenchError as error:
+        print(f"kvbench: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
