@@ -203,13 +203,11 @@ def _identity(run: Run, measurement: Measurement) -> str:
     quantizer = measurement.quantizer
     cache = measurement.cache.model_dump(exclude={"engagement"}) if measurement.cache else None
     options = {name: _task_options(run, name) for name in measurement.tasks}
-    return _text(
-        [
-            [setting.fingerprint, setting.corpus, run.result.environment.device, cache],
-            [quantizer.name, quantizer.version, quantizer.parameters, quantizer.format_digest],
-            [measurement.status, tasks, options],
-        ]
-    )
+    asked = [
+        [setting.fingerprint, setting.corpus, run.result.environment.device, cache, options],
+        [quantizer.name, quantizer.version, quantizer.parameters, quantizer.format_digest],
+    ]
+    return _text(asked) + json.dumps([measurement.status, tasks], sort_keys=True, default=str)
 
 
 def _reading_order(found: tuple[Run, Measurement, bool]) -> tuple[Any, ...]:
