@@ -46,7 +46,7 @@ class PromptReader:
     def read(self, prompts: list[Tensor]) -> None:
         """Prefill prompts (token ids ``[count]`` each) as one batch, padded on the left."""
         tokens, mask = self.session.left_pad(prompts)
-        self._rewind_to(self._shared(tokens, mask))
+        self._rewind_to(self._shared(tokens))
         self._tokens, self._mask = tokens, None if bool(mask.all()) else mask
         self._prefill()
 
@@ -66,7 +66,7 @@ class PromptReader:
         for _, logits in self.session.stream(rest, self.cache, self._mask, last_only=True):
             self._following = logits[:, -1].float()
 
-    def _shared(self, tokens: Tensor, mask: Tensor) -> int:
+    def _shared(self, tokens: Tensor) -> int:
         """How many tokens of the cache can be kept for ``tokens``: whole prefill steps, and never all of them."""
         chunk = self.session.cache.prefill_chunk
         if self._tokens is None or not self.can_rewind or not chunk or len(tokens) > 1 or len(self._tokens) > 1:
