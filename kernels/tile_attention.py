@@ -12,7 +12,6 @@ from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import Fp16Norm, Group
 from kvbench.kernels.tiles import (
     DIM,
-    SHARES,
     SLABS,
     UNIT,
     HeadTile,
@@ -102,6 +101,11 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     )
 
 
+def _padded(group: int) -> int:
+    """Query heads a KV head as the kernels pad them: 4, 8 or 16."""
+    return max(4, 1 << (group - 1).bit_length())
+
+
 class TileAttention:
     """Attention of one query token a sequence over one layer's tile pages, in Triton.
 
@@ -151,21 +155,14 @@ class TileAttention:
         if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != self.layout.page_bytes:
             raise ValueError(f"pages must be uint8 [batch, pages, {self.layout.page_bytes}], contiguous by page")
         q = q if q.stride(-1) == 1 else q.contiguous()
-        rows, heads = batch * kv_heads, max(4, 1 << (group - 1).bit_length())
+        rows, heads = batch * kv_heads, _padded(group)
         splits = self.splits_for(batch, pages.shape[1])
         new = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
         query = new((rows, heads, dim), torch.float32)
         partial, partial_lse = new((rows, heads, splits, 128), torch.float16), new((rows, heads, splits), torch.float32)
         out, lse = new((batch, q_heads, dim), q.dtype), new((batch, q_heads), torch.float32)
         others = (out, lse) if extra is None else (extra.out, extra.lse)
-        variant = {
-            "HEADS": heads,
-            "WORDS": self.layout.key_words,
-            "VALUE_TEMPLATE": self.layout.value[0].template,
-            "VALUE_WORDS": self.layout.value_words,
-            "KEY_LOG": self.layout.key_norm_bits == 8,
-            "VALUE_LOG": self.layout.value_norm_bits == 8,
-        }
+        variant = self.variant(group)
         sizes = (kv_heads, self.layout.page_bytes, pages.stride(0))
         launch = self._launch(rows * splits)
         k.rotate_query[(rows, group, 4)](
@@ -192,6 +189,17 @@ class TileAttention:
 
     def _multiprocessors(self) -> int:
         return torch.cuda.get_device_properties(self.device).multi_processor_count
+
+    def variant(self, group: int) -> dict[str, int]:
+        """The compile-time constants of the page loop: two layers that agree in them share a compiled kernel."""
+        return {
+            "HEADS": _padded(group),
+            "WORDS": self.layout.key_words,
+            "VALUE_TEMPLATE": self.layout.value[0].template,
+            "VALUE_WORDS": self.layout.value_words,
+            "KEY_LOG": self.layout.key_norm_bits == 8,
+            "VALUE_LOG": self.layout.value_norm_bits == 8,
+        }
 
     def splits_for(self, batch: int, pages: int) -> int:
         """Blocks that a sequence and head of ``pages`` pages are spread over."""
@@ -242,6 +250,3 @@ def decode_codes(codec: Codec, codes: Tensor, norms: Tensor) -> Tensor:
     """Codes ``[tokens, kv_heads, 128]`` and stored norms in the codec's own decoder, float64."""
     rows = codec.layout.pack(codes.flatten(1))  # type: ignore[attr-defined]
     return codec.decode((rows, norms)).double()
-
-
-__all__ = ["SHARES", "TileAttention", "reference_attention"]

@@ -82,10 +82,12 @@ class TileEncoder:
         # tokens may straddle one page more than they fill
         grid = (1 if tokens == 1 else -(-tokens // PAGE) + 1, heads, batch)
         bits = layout.value_norm_bits if value else layout.key_norm_bits
+        tiles = layout.value if value else layout.key
         encode[grid](
             x, tables.rotation, tables.thresholds, tables.levels, tables.slabs, tables.norms, tables.places,
             tables.offsets, pages, firsts, self.flag, tokens, layout.page_bytes, pages.stride(0), x.stride(0),
             x.stride(1), x.stride(2), VALUE=value, WORDS=layout.value_words if value else layout.key_words,
-            CODES=2**layout.value_words if value else 16, RUNS=1 if value else 3, LOG=bits == 8, BLOCK=block,
+            CODES=max(2**book.bits for tile in tiles for book in tile.codebooks),
+            RUNS=max(len(tile.runs) for tile in tiles), LOG=bits == 8, BLOCK=block,
             PRECISION="tf32x3", num_warps=8 if block == APPEND_BLOCK else 16,
         )  # fmt: skip

@@ -97,10 +97,12 @@ def encode(
     scale = tl.load(slabs + slab * 3)
     width = tl.load(slabs + slab * 3 + 2)
     norm = tl.zeros((BLOCK, 128), tl.float32)
+    unit = y
     for r in tl.static_range(RUNS):
         mine = (run == r)[None, :]
-        norm = tl.where(mine, tl.sqrt_rn(tl.sum(tl.where(mine, y * y, 0.0), axis=1))[:, None], norm)
-    unit = tl.div_rn(y, tl.maximum(norm, 1e-37))
+        length = tl.sqrt_rn(tl.sum(tl.where(mine, y * y, 0.0), axis=1))
+        norm = tl.where(mine, length[:, None], norm)
+        unit = tl.where(mine, y * tl.div_rn(1.0, tl.maximum(length, 1e-30))[:, None], unit)
     code = tl.zeros((BLOCK, 128), tl.int32)
     level = tl.zeros((BLOCK, 128), tl.float32) + tl.load(levels + slab * 16)[None, :]
     for k in tl.static_range(CODES - 1):
@@ -162,6 +164,7 @@ def _store_value_words(words, pattern, places, slot, new, WORDS: tl.constexpr, B
     column = ((slot >> 2) & 1, ((slot >> 6) & 1) * 2 + ((slot >> 3) & 1))
     lane = ((row >> 4) & 3) * 32 + (row & 7) * 4
     at = lane * 4 + ((row >> 6) & 1) * 2 + ((row >> 3) & 1)
+    pointers = words + at[None, :] + tl.arange(0, 4)[:, None] * 4
     for word in tl.static_range(WORDS):
         bits = tl.zeros((BLOCK, 128), tl.int32)
         taken = tl.zeros((BLOCK,), tl.int32)
@@ -171,10 +174,9 @@ def _store_value_words(words, pattern, places, slot, new, WORDS: tl.constexpr, B
             bits += tl.where(here[:, None], ((pattern >> b) & 1) << shift[:, None], 0)
             one = tl.full((BLOCK,), 1, tl.int32)
             taken += tl.where(here, one << shift, 0)
-        for w in tl.static_range(4):
-            mine = (slot & 3) == w
-            mask = tl.sum(tl.where(mine, taken, 0), axis=0)
-            fresh = tl.sum(tl.where(mine[:, None], bits, 0), axis=0)
-            pointer = words + word * 512 + at + w * 4
-            touched = row < tl.where(mask != 0, 128, 0)
-            tl.store(pointer, (tl.load(pointer, mask=touched, other=0) & ~mask) | fresh, mask=touched)
+        # blocks start at a multiple of their size, so a token's lane is its place modulo 4
+        fresh = tl.sum(tl.reshape(bits, (BLOCK // 4, 4, 128)), axis=0)
+        mask = tl.sum(tl.reshape(taken, (BLOCK // 4, 4)), axis=0)[:, None]
+        touched = (mask != 0) & (row >= 0)[None, :]
+        old = tl.load(pointers + word * 512, mask=touched, other=0)
+        tl.store(pointers + word * 512, (old & ~mask) | fresh, mask=touched)

@@ -151,6 +151,12 @@ def test_heads_of_one_launch_have_templates_of_their_own() -> None:
     assert_close(*attend(layout_of([4431, 3333, 4422, 4332]), [100], 2))
 
 
+def test_layers_of_any_allocation_and_number_of_heads_share_one_compiled_kernel() -> None:
+    layers = ([3333], [4332, 4422], [4431, 3333, 4332, 4422] * 2)
+    variants = [TileAttention(layout_of(templates), DEVICE).variant(group) for templates in layers for group in (5, 8)]
+    assert all(variant == variants[0] for variant in variants)
+
+
 def test_sequences_of_a_batch_have_lengths_and_padding_of_their_own() -> None:
     assert_close(*attend(layout_of([3333]), [300, 131, 40], 2, starts=[0, 129, 7]))
 
