@@ -65,7 +65,8 @@ def _fitted(job: Job, quantizer: Quantizer) -> CacheFormat:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
         raise PluginError(
-            f"quantizer '{quantizer.name}' ({type(quantizer).__module__}) failed in fit(): {reason}."
+            f"quantizer '{quantizer.name}' ({type(quantizer).__module__}) failed in fit(): {reason}.\n"
+            "HYDRA_FULL_ERROR=1 shows where."
         ) from error
 
 

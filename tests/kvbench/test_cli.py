@@ -34,6 +34,8 @@ class Mine(DenseFit, Quantizer):
     def __post_init__(self):
         if self.mood == "sulky":
             raise ConfigurationError("quantizer.mood=sulky is not allowed: choose another.")
+        if self.mood == "furious":
+            raise RuntimeError("a defect")
 
     def fit(self, calibration, geometry):
         if self.mood == "angry":
@@ -148,10 +150,23 @@ def test_full_error_adds_the_traceback(command: Command) -> None:
 
 
 def test_a_defect_shows_its_traceback_and_ends_with_code_1(command: Command, distribution: Distribution) -> None:
-    done = command([*SMALL_RUN, "quantizer=mine", "quantizer.mood=angry"], distribution(PLUGIN))
+    done = command([*SMALL_RUN, "quantizer=mine", "quantizer.mood=furious"], distribution(PLUGIN))
     assert done.returncode == 1
     assert "RuntimeError: a defect" in done.stderr
     assert "report it" in done.stderr
+
+
+def test_a_plugin_that_fails_in_fit_is_named_and_its_traceback_shown_on_request(
+    command: Command, distribution: Distribution
+) -> None:
+    site = distribution(PLUGIN)
+    done = command([*SMALL_RUN, "quantizer=mine", "quantizer.mood=angry"], site)
+    said, way_out = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert re.fullmatch(r"kvbench: quantizer 'mine' \(\w+\) failed in fit\(\): RuntimeError: a defect\.", said)
+    assert way_out == "HYDRA_FULL_ERROR=1 shows where."
+    done = command([*SMALL_RUN, "quantizer=mine", "quantizer.mood=angry"], site, HYDRA_FULL_ERROR="1")
+    assert 'raise RuntimeError("a defect")' in done.stderr
 
 
 def test_an_interrupt_is_quiet(tmp_path: Path, distribution: Distribution) -> None:
