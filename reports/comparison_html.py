@@ -9,6 +9,7 @@ from kvbench.reports.comparison_sections import parts_of
 from kvbench.reports.escaping import NAME_LIMIT, html_name, html_text
 from kvbench.reports.html import SECURITY_POLICY, section_html, section_links
 from kvbench.reports.rendering import render_parts
+from kvbench.reports.scores import counted
 from kvbench.reports.section import ReportSection
 from kvbench.reports.stylesheet import STYLESHEET
 
@@ -46,7 +47,7 @@ def render_comparison_html(comparison: Comparison, plugins: Sequence[type[Report
 <nav aria-label="Sections"><ul>{section_links(rendered)}</ul></nav>
 <main id="content" tabindex="-1">
 {"".join(map(section_html, rendered))}</main>
-<footer><p>kvbench {html_text(kvbench.__version__)}, {len(comparison.runs)} runs</p></footer>
+<footer><p>kvbench {html_text(kvbench.__version__)}, {counted(len(comparison.runs), "run")}</p></footer>
 <script>{SCRIPT}</script>
 </body>
 </html>

@@ -3,7 +3,7 @@
 from kvbench.reports.comparison import METRICS, Comparison, Row
 from kvbench.reports.comparison_table import FILTERS, filter_choices, filter_facts
 from kvbench.reports.escaping import NAME_LIMIT, html_name, html_text, shorten
-from kvbench.reports.scores import number, percent
+from kvbench.reports.scores import counted, number, percent
 
 CLOSE = 0.01
 """Relative rise of perplexity that papers of the field call near-lossless."""
@@ -35,7 +35,7 @@ def _tile(label: str, value: str, detail: str) -> str:
 def _counts(comparison: Comparison) -> str:
     quantizers = {row.name for row in comparison.rows}
     left_out = f"; {len(comparison.left_out)} left out" if comparison.left_out else ""
-    detail = f"{len(quantizers)} quantizers, {len(comparison.rows)} rows{left_out}"
+    detail = f"{counted(len(quantizers), 'quantizer')}, {counted(len(comparison.rows), 'row')}{left_out}"
     return _tile("Runs compared", f"{len(comparison.runs)}", detail)
 
 

@@ -193,6 +193,11 @@ def whole_or_number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else number(value)
 
 
+def counted(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def percent(change: float | None) -> str:
     """A relative change with its sign: ``-43.1 %``; a dash where there is none."""
     return "–" if change is None else f"{change * 100:+.1f} %"
