@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ def scalars(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     found = {}
     for task, metrics in results.items():
         for key, value in metrics.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, int | float) and not isinstance(value, bool) and key != "sample_len":
                 metric, _, name = key.partition(",")
                 found[f"{task}.{metric}" if name in ("", "none") else f"{task}.{metric}.{name}"] = float(value)
     return found
@@ -158,9 +159,13 @@ def quiet_in_a_pipe() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
+    error_output = os.dup(2)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        with contextlib.redirect_stderr(io.StringIO()), Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)  # it also asks git for a version, which complains outside a repository
             yield
     finally:
+        os.dup2(error_output, 2)
+        os.close(error_output)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

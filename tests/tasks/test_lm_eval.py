@@ -190,7 +190,7 @@ def test_models_are_kvbenchs_own_folders_or_the_hubs(tmp_path: Path) -> None:
 
 
 def test_metric_names_lose_the_filter_that_does_nothing() -> None:
-    results = {"t": {"alias": "t", "acc,none": 0.5, "acc_stderr,none": "N/A", "exact_match,strict": 1}}
+    results = {"t": {"alias": "t", "sample_len": 2, "acc,none": 0.5, "acc_stderr,none": "N/A", "exact_match,strict": 1}}
     assert scalars(results) == {"t.acc": 0.5, "t.exact_match.strict": 1.0}
 
 
@@ -203,3 +203,8 @@ def test_without_lm_eval_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(ConfigurationError, match=r"kvbench\[lm-eval\]"):
         LmEval(tasks=["arc_easy"])
+
+
+def test_nothing_is_said_in_a_pipe(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    task(folder, limit=1).run(session(Fp16()))
+    assert capfd.readouterr() == ("", "")
