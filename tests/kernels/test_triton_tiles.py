@@ -22,7 +22,7 @@ import triton.language as tl
 from kvbench.kernels import tile_codes
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.tile_attention import TileAttention, reference_attention
-from kvbench.kernels.tile_pages import split_bytes
+from kvbench.kernels.tile_operands import split_bytes
 from kvbench.kernels.tiles import SHARES, TileLayout, UnsupportedLayout, pack_codes, unpack_codes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
