@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.kernels.bitpack import RowLayout
 from kvbench.kernels.centre import CentreTerm
 from kvbench.kernels.codec import Codec, Plane
-from kvbench.kernels.formats import Fp16Norm, Group, HeadFormat, LogNorm, RotatedCodebook, Segment
+from kvbench.kernels.formats import Codebook, Fp16Norm, Group, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.rotations import haar
 
 FP16_MAX = 65504.0
@@ -121,24 +121,27 @@ class RotatedCodebookCodec(Codec):
         )
         written, read = zip(*(head_matrices(head) for head in format.heads), strict=True)
         self._write = torch.from_numpy(np.stack(written)).to(self.device, torch.float32)
-        self._read = torch.from_numpy(np.stack(read)).to(self.device, torch.float32)
+        scaled = any(group.scales for head in format.heads for group in head.groups)
+        self._read = torch.from_numpy(np.stack(read)).to(self.device, torch.float32) if scaled else self._write
         group_of = [index for index, group in enumerate(groups) for _ in group.dims]
         self._group_of = torch.tensor(group_of, device=self.device)
         self._groups = len(groups)
         self._centre = CentreTerm(format.centre, self.device) if format.centre else None
         self._constants = sum(len(head.basis.data) for head in format.heads if head.basis)
         self._constants += sum(4 * len(group.scales) for group in groups if group.scales)
-        self._levels, self._thresholds = self._tables(segments)
+        books = list(dict.fromkeys(segment.codebook for segment in segments))
+        self._book_of = torch.tensor([books.index(segment.codebook) for segment in segments], device=self.device)
+        self._levels, self._thresholds = self._tables(books)
 
-    def _tables(self, segments: list[Segment]) -> tuple[Tensor, Tensor]:
-        """Levels ``[coordinates, 2^b]`` and the midpoints between them, padded with infinity to one length."""
-        longest = max(len(segment.codebook.levels) for segment in segments)
-        levels = np.full((len(segments), longest), np.inf, dtype=np.float32)
-        for row, segment in zip(levels, segments, strict=True):
-            exact = np.array(segment.codebook.levels, dtype=np.float32)
-            row[: len(exact)] = np.float32(segment.codebook.scale) * exact
+    def _tables(self, books: list[Codebook]) -> tuple[Tensor, Tensor]:
+        """Levels ``[codebooks, 2^b]`` and the midpoints between them, padded with infinity to one length."""
+        longest = max(len(book.levels) for book in books)
+        levels = np.full((len(books), longest), np.inf, dtype=np.float32)
+        for row, book in zip(levels, books, strict=True):
+            exact = np.array(book.levels, dtype=np.float32)
+            row[: len(exact)] = np.float32(book.scale) * exact
         thresholds = (levels[:, 1:] + levels[:, :-1]) / np.float32(2)
-        return torch.from_numpy(levels).to(self.device), torch.from_numpy(thresholds).to(self.device).contiguous()
+        return torch.from_numpy(levels).to(self.device), torch.from_numpy(thresholds).to(self.device)
 
     def encode(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if not torch.isfinite(x).all():
@@ -152,7 +155,7 @@ class RotatedCodebookCodec(Codec):
         if not torch.isfinite(norms).all():
             raise ValueError(f"a vector with elements up to {x.abs().max():.4g} has a norm that overflows float32")
         unit = rotated / norms.clamp_min(torch.finfo(torch.float32).tiny)[:, self._group_of]
-        codes = torch.searchsorted(self._thresholds, unit.T.contiguous()).to(torch.uint8).T
+        codes = torch.searchsorted(self._thresholds[self._book_of], unit.T.contiguous()).to(torch.uint8).T
         corrected = norms / self._group_norms(self._values(codes))
         encoded = (self.layout.pack(codes), self._norms.encode(corrected))
         return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded)
@@ -193,4 +196,4 @@ class RotatedCodebookCodec(Codec):
     def _values(self, codes: Tensor) -> Tensor:
         """The levels that codes ``[..., coordinates]`` stand for, float32."""
         flat = codes.reshape(-1, codes.shape[-1]).T.long()
-        return self._levels.gather(1, flat).T.reshape(codes.shape)
+        return self._levels[self._book_of].gather(1, flat).T.reshape(codes.shape)

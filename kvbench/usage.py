@@ -11,6 +11,7 @@ from kvbench.configuration import CacheConfig, CalibrationConfig, Config, Corpus
 from kvbench.registry import Entry, Registry
 
 WIDTH = 34
+SHOWN_VALUES = 4  # of a list
 PAGE = 118
 GROUP_OPTIONS: dict[str, type] = {"model": ModelConfig, "corpus": CorpusConfig}
 HEADER = f"""\
@@ -91,8 +92,14 @@ def _options(cls: type, prefix: str, skip: tuple[str, ...] = ()) -> Iterator[str
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        shown = str(default).replace("'", "") if isinstance(default, list) else default
+        shown = _listed(default) if isinstance(default, list) else default
         yield _row(f"  {prefix}{field.name}={'null' if shown is None else shown}", field.metadata.get("help", ""))
+
+
+def _listed(values: list[Any]) -> str:
+    """A list as it is written on the command line, cut where it is long."""
+    shown = [str(value) for value in values]
+    return f"[{', '.join(shown if len(shown) <= SHOWN_VALUES else [*shown[:SHOWN_VALUES], '...'])}]"
 
 
 def _row(left: str, right: str) -> str:

@@ -61,6 +61,8 @@ def balancing_scales(queries: Array, keys: Array) -> Array:
     sums is least where ``w_i^4 = a_i / c_i`` (Cauchy and Schwarz). RoPE turns within a block, so a scale a block
     commutes with it, and it folds into the query's rotation: it costs nothing.
     """
+    if not queries.size:  # a layer without RoPE has no blocks
+        return np.ones_like(queries)
     floor = 1e-9 * np.maximum(queries.max(axis=1, keepdims=True), keys.max(axis=1, keepdims=True)) + 1e-30
     logarithms = np.log(np.maximum(queries, floor) / np.maximum(keys, floor)) / 4
     logarithms -= logarithms.mean(axis=1, keepdims=True)

@@ -32,6 +32,7 @@ def resident():
 states = torch.randn(1, 3, CHUNK, 64)
 warm = PackedCache(format, geometry)
 warm.layers[0].update(states, states)
+warm.layers[0].store()
 del warm
 before = resident()
 cache = PackedCache(format, geometry)

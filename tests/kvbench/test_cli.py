@@ -206,6 +206,7 @@ def test_a_run_leaves_result_and_reports_and_prints_a_table(
         "report.html",
         "report.md",
         "result.json",
+        "samples.jsonl",
     }
     result = read_result(tmp_path / "out" / "result.json")
     assert result.quantizer.parameters["k_bits"] == 2.5
