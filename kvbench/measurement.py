@@ -138,6 +138,7 @@ def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Tas
         notes=list(done.notes),
         samples=done.samples,
         duration_s=time.perf_counter() - started,
+        prefill_peak_bytes=session.prefill_peak_bytes,
     )
     stored = StoredTask(task=record, engagement=session.engagement, compression=session.compression)
     remember(key, stored)

@@ -99,6 +99,9 @@ class TaskRecord(Record):
     n: int = 0
     unit: str = ""
     duration_s: float = 0.0
+    prefill_peak_bytes: int | None = Field(
+        default=None, description="largest growth of memory while a prompt was read: activations and the cache itself"
+    )
     reused: bool = Field(default=False, description="measured by an earlier run of the same configuration and code")
     notes: list[str] = Field(default_factory=list)
     samples: dict[str, list[float]] = Field(default_factory=dict, description="values behind a metric, for pairing")

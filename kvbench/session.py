@@ -20,6 +20,7 @@ from kvbench.configuration import CacheConfig
 from kvbench.engagement import prove_engagement
 from kvbench.kernels.formats import CacheFormat, Dense
 from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
+from kvbench.peak_memory import PeakMemory
 from kvbench.progress import track
 from kvbench.prompt_reader import PromptReader
 from kvbench.quantizer import Quantizer
@@ -51,6 +52,7 @@ class Session:
     memo: dict[str, Any] = field(default_factory=dict)
     engagement: list[LayerEngagement] = field(default_factory=list)
     compression: Compression | None = None
+    prefill_peak_bytes: int | None = None
     samples: SampleStore = field(default_factory=SampleStore)
 
     path: Literal["packed", "simulated"] = "packed"
@@ -151,6 +153,7 @@ class Session:
         leaves out all logits of a chunk but the last, which saves a third of a small model's time.
         """
         chunk = self.cache.prefill_chunk or tokens.shape[1]
+        peak = PeakMemory(self.device)
         for start in range(0, tokens.shape[1], chunk):
             piece = tokens[:, start : start + chunk]
             stop = cache.get_seq_length() + piece.shape[1]
@@ -163,6 +166,7 @@ class Session:
                 extra["logits_to_keep"] = 1
             output = self.loaded.model(piece, use_cache=True, **{cache_argument(self.loaded.model): cache}, **extra)
             yield start, output.logits
+        self.prefill_peak_bytes = max(filter(None, (self.prefill_peak_bytes, peak.bytes())), default=None)
 
     def token_losses(self, tokens: Tensor) -> Tensor:
         """Negative log-likelihood (nats) of each of ``tokens[1:]`` given those before: float64 ``[count - 1]``, CPU."""

@@ -225,9 +225,10 @@ class TasksSection(ReportSection):
                     metrics or DASH,
                     f"{record.n:,} {record.unit}".strip(),
                     f"{record.duration_s:.1f} s",
+                    DASH if record.prefill_peak_bytes is None else f"{record.prefill_peak_bytes / 1e6:,.0f} MB",
                 ]
                 rows.append([row.label, name, status, *facts, notes.strip("; ") or DASH])
-        titles = ("quantizer", "task", "status", "path", "metrics", "samples", "time", "notes")
+        titles = ("quantizer", "task", "status", "path", "metrics", "samples", "time", "prefill peak", "notes")
         return Table("Tasks as recorded.", tuple(Column(title, numeric=False) for title in titles), rows)
 
 
