@@ -130,7 +130,8 @@ class RotatedCodebookCodec(Codec):
         self._constants = sum(len(head.basis.data) for head in format.heads if head.basis)
         self._constants += sum(4 * len(group.scales) for group in groups if group.scales)
         books = list(dict.fromkeys(segment.codebook for segment in segments))
-        self._book_of = torch.tensor([books.index(segment.codebook) for segment in segments], device=self.device)
+        number = {book: index for index, book in enumerate(books)}
+        self._book_of = torch.tensor([number[segment.codebook] for segment in segments], device=self.device)
         self._levels, self._thresholds = self._tables(books)
 
     def _tables(self, books: list[Codebook]) -> tuple[Tensor, Tensor]:

@@ -103,14 +103,20 @@ class _Visibility:
         slots = torch.arange(start, stop, device=self.slots.device)
         parts = []
         if self.options.n_sink:
-            sink_stops = self.starts + self.options.n_sink
-            parts.append((slots[None] < sink_stops[:, None])[:, None, :])
+            parts.append(self.sinks(slots))
         recent = self.recent(slots)
         if recent is not None:
             parts.append(recent[None])
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]
+
+    def sinks(self, slots: Tensor) -> Tensor:
+        """Which ``slots`` are among their sequence's first ``n_sink`` tokens, padding before them included.
+
+        ``[batch, 1, slots]``.
+        """
+        return (slots[None] < (self.starts + self.options.n_sink)[:, None])[:, None]
 
     def recent(self, slots: Tensor) -> Tensor | None:
         """Which ``slots`` each query reads from the recent window or its own exact chunk: ``[queries, slots]``."""
@@ -168,8 +174,7 @@ def _attend_recent(queries: Tensor, states: PackedStates, visibility: _Visibilit
     if recent is not None:
         visible = visible & recent
     if layer.options.n_sink:  # a token that is both is read as a sink
-        sinks = slots[None] < (visibility.starts + layer.options.n_sink)[:, None]
-        visible = visible & ~sinks[:, None, :]
+        visible = visible & ~visibility.sinks(slots)
     keys = torch.cat([layer.recent_keys, states.new_keys], 1)
     values = torch.cat([layer.recent_values, states.new_values], 1)
     return attend_dense(queries, keys, values, visible, scale)

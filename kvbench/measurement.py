@@ -83,12 +83,12 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
     """Fill ``measurement`` task by task; yields after each, so that the caller can keep what there is."""
     announce(f"fitting {quantizer.name}")
     format = fit(job, quantizer)
-    measurement.quantizer.format_digest = format.digest()
+    format_digest = measurement.quantizer.format_digest = format.digest()
     measurement.quantizer.allocation = allocation(format, job.loaded)
     engagement: list[LayerEngagement] = []
     for task in job.tasks:
         announce(f"measuring {task.name} of {quantizer.name}")
-        stored = _measure_task(job, quantizer, format, task)
+        stored = _measure_task(job, quantizer, format, format_digest, task)
         measurement.tasks[task.name] = stored.task
         engagement = added(engagement, stored.engagement)
         measurement.cache = CacheRecord(
@@ -107,9 +107,9 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
     measurement.status = "failed" if "failed" in statuses else "oom" if "oom" in statuses else "ok"
 
 
-def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, task: Task) -> StoredTask:
+def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, format_digest: str, task: Task) -> StoredTask:
     """One task, from the store where the same thing was measured before. Out of memory and bugs are results."""
-    parts = {"quantizer": implementation(quantizer), "format": format.digest(), "task": implementation(task)}
+    parts = {"quantizer": implementation(quantizer), "format": format_digest, "task": implementation(task)}
     key = digest({**job.identity(), **parts})
     samples = SampleStore(samples_path(key), job.samples_file, {"quantizer": quantizer.name, "task": task.name})
     if (stored := recall(key)) is not None:
@@ -163,7 +163,8 @@ def allocation(format: CacheFormat, loaded: LoadedModel) -> list[list[list[int]]
         if not isinstance(tensor, RotatedCodebook):
             return None
         first_dims = [first for first, _ in shape.blocks]
-        layers.append([[head.widths()[dim] for dim in first_dims] for head in tensor.heads])
+        widths = [head.widths() for head in tensor.heads]
+        layers.append([[head[dim] for dim in first_dims] for head in widths])
     return layers
 
 

@@ -154,6 +154,10 @@ class Session:
         """
         chunk = self.cache.prefill_chunk or tokens.shape[1]
         peak = PeakMemory(self.device)
+        model: Any = self.loaded.model
+        options: dict[str, Any] = {"use_cache": True, cache_argument(model): cache}
+        if last_only and "logits_to_keep" in inspect.signature(model.forward).parameters:
+            options["logits_to_keep"] = 1
         for start in range(0, tokens.shape[1], chunk):
             piece = tokens[:, start : start + chunk]
             stop = cache.get_seq_length() + piece.shape[1]
@@ -162,9 +166,7 @@ class Session:
                 mask = attention_mask[:, :stop]
                 positions = (mask.long().cumsum(-1) - 1).clamp_min(0)
                 extra = {"attention_mask": mask, "position_ids": positions[:, -piece.shape[1] :]}
-            if last_only and "logits_to_keep" in inspect.signature(self.loaded.model.forward).parameters:
-                extra["logits_to_keep"] = 1
-            output = self.loaded.model(piece, use_cache=True, **{cache_argument(self.loaded.model): cache}, **extra)
+            output = model(piece, **options, **extra)
             yield start, output.logits
         self.prefill_peak_bytes = max(filter(None, (self.prefill_peak_bytes, peak.bytes())), default=None)
 
