@@ -28,6 +28,7 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
 
 @hookimpl
 def kvbench_tasks() -> "list[type[Task]]":
+    from kvbench.tasks.agreement import Agreement
     from kvbench.tasks.fidelity import Fidelity
     from kvbench.tasks.lm_eval import LmEval
     from kvbench.tasks.logit_error import LogitError
@@ -35,7 +36,7 @@ def kvbench_tasks() -> "list[type[Task]]":
     from kvbench.tasks.niah import Niah
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity, Fidelity, Niah, LongBench, LmEval]
+    return [LogitError, Perplexity, Fidelity, Agreement, Niah, LongBench, LmEval]
 
 
 @hookimpl

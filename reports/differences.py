@@ -11,7 +11,20 @@ if TYPE_CHECKING:
     from kvbench.results import PairedDifference, Result
 
 LOWER_IS_BETTER = frozenset({"nll", "kl", "answer_nll", "perplexity", "logit_error", "mean"})
-HIGHER_IS_BETTER = frozenset({"score", "top1_agreement", "accuracy", "acc", "acc_norm", "exact_match", "f1", "average"})
+HIGHER_IS_BETTER = frozenset(
+    {
+        "score",
+        "top1_agreement",
+        "agreement",
+        "agreed_prefix",
+        "accuracy",
+        "acc",
+        "acc_norm",
+        "exact_match",
+        "f1",
+        "average",
+    }
+)
 
 
 def significant(difference: "PairedDifference") -> bool:

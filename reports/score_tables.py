@@ -10,7 +10,18 @@ from kvbench.reports.table import Cell, Column, Table
 ELSEWHERE = frozenset({"logit_error", "perplexity", "fidelity", "latency"})  # tasks with sections of their own
 PER_TASK = "per_task"  # the metric under which niah keeps its kinds of needles
 NOT_SCORES = frozenset(
-    {"trials", "batch_size", "max_new_tokens", "truncated", "longest_prompt", "seconds", "sample_len", "windows"}
+    {
+        "trials",
+        "batch_size",
+        "max_new_tokens",
+        "new_tokens",
+        "prompt_tokens",
+        "truncated",
+        "longest_prompt",
+        "seconds",
+        "sample_len",
+        "windows",
+    }
 )
 SPREAD = ("_stderr", ",stderr", "_std")
 
