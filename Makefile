@@ -2,6 +2,7 @@
 # make test   set up .venv with the development tools, check and test everything
 # make test-transformers TRANSFORMERS=5.17.0   the tests that meet transformers, on another release of it
 # make gallery   docs/gallery anew: a sweep on a real model, tens of minutes on two CPU cores, and its comparison
+# make comparators   docs/comparators.md anew: every built-in quantizer on a real model; ARGS="device=cuda" on a GPU
 # Versions come from constraints.txt. Setting up again is skipped while it and pyproject.toml stay the same.
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ OTHER := .venv-transformers-$(TRANSFORMERS)
 # Two test processes of one thread each: torch's own threads would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-transformers gallery format clean
+.PHONY: demo test test-transformers gallery comparators format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/kvbench $(ARGS)
@@ -40,6 +41,12 @@ gallery: $(VENV)/.installed
 	$(BIN)/kvbench -m quantizer=tqmse,blockgtq,cblockgtq quantizer.k_bits=2,3,4 'quantizer.v_bits=$${quantizer.k_bits}' \
 		task=[logit_error,perplexity,fidelity] task.logit_error.tokens=1024 hydra.sweep.dir=$(GALLERY_RUNS)
 	$(BIN)/kvbench report $(GALLERY_RUNS) --out docs/gallery/smollm2 --format html,md,csv
+
+COMPARATOR_RUNS := outputs/comparators
+comparators: $(VENV)/.installed
+	for sweep in comparators comparators_windows comparators_decode; do \
+		$(BIN)/kvbench -m experiment=$$sweep $(ARGS) hydra.sweep.dir=$(COMPARATOR_RUNS)/$$sweep || exit 1; done
+	$(BIN)/python -m kvbench.reports.comparators_page $(COMPARATOR_RUNS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

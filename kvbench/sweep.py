@@ -51,7 +51,8 @@ SWEEP_ONLY = (
 @dataclass
 class SweeperOptions:
     _target_: str = f"{PLUGINS}.CellSweeper"
-    params: dict[str, str] | None = None  # swept beside the command line's, which go first: an experiment's own sweep
+    # Swept beside the command line's, which go first: an experiment's own sweep. ${...} is resolved in each cell.
+    params: dict[str, str] | None = None
 
 
 @dataclass
@@ -82,6 +83,10 @@ class CellSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
         self.hydra_context = hydra_context
+        # As written: what a value refers to is the cell's, not this process's.
+        written = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
+        assert isinstance(written, dict)
+        self.params = written.get("params") or {}
         self.cell_launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> list[CellOutcome]:

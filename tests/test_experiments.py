@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import kvbench.conf
 from kvbench.application import check_choices, store_configuration
@@ -22,6 +22,13 @@ def composed(*overrides: str) -> DictConfig:
     register_sweep_plugins()
     with initialize_config_module("kvbench.conf", version_base="1.3"):
         return compose("config", list(overrides))
+
+
+def swept(name: str) -> dict[str, str]:
+    """What an experiment sweeps over, as its file says it."""
+    (folder,) = kvbench.conf.__path__
+    params = OmegaConf.load(Path(folder, "experiment", f"{name}.yaml")).hydra.sweeper.params
+    return {str(key): str(value) for key, value in OmegaConf.to_container(params, resolve=False).items()}
 
 
 def built(config: DictConfig, name: str) -> Any:
@@ -66,3 +73,18 @@ def test_the_papers_logit_error_is_on_wikitext_in_windows_of_256_tokens() -> Non
         256,
     )
     assert list(config.task) == ["logit_error"]
+
+
+def test_the_comparators_are_all_built_in_quantizers_with_keys_and_values_alike() -> None:
+    params = swept("comparators")
+    assert set(params["quantizer"].split(",")) == set(load_registry({}).quantizers)
+    assert params["quantizer.k_bits"] == "2,4"
+    assert params["quantizer.v_bits"] == "${quantizer.k_bits}"
+
+
+def test_the_comparators_read_the_same_text_in_every_sweep() -> None:
+    options = {name: composed(f"experiment={name}").task.perplexity for name in EXPERIMENTS if "comparators" in name}
+    assert len(options) == 3
+    decode = options.pop("comparators_decode")
+    assert {each.window for each in options.values()} == {decode.window}
+    assert {each.windows for each in options.values()} == {4}

@@ -116,14 +116,15 @@ def test_an_experiment_brings_values_to_sweep_and_the_command_line_goes_first(
 ) -> None:
     experiments = tmp_path / "conf" / "experiment"
     experiments.mkdir(parents=True)
-    swept = "{quantizer.mood: 'calm,merry', cache.n_sink: '0,4'}"
+    swept = "{quantizer.mood: 'calm,merry', cache.n_sink: '0,4', cache.recent_window: '${cache.n_sink}'}"
     (experiments / "mine.yaml").write_text(f"# @package _global_\nhydra:\n  sweeper:\n    params: {swept}\n")
     chosen = ["--config-dir", str(tmp_path / "conf"), "experiment=mine", "cache.n_sink=2"]
     done = command([*SWEEP, *chosen], distribution(PLUGIN))
     assert (done.returncode, done.stderr) == (0, "")
     assert summary(tmp_path).keys() == {"calm", "merry"}
     for mood in ("calm", "merry"):
-        assert read_result(tmp_path / "sweep" / f"quantizer.mood={mood}" / "result.json").config["cache"]["n_sink"] == 2
+        cache = read_result(tmp_path / "sweep" / f"quantizer.mood={mood}" / "result.json").config["cache"]
+        assert (cache["n_sink"], cache["recent_window"]) == (2, 2)
 
 
 @pytest.mark.timeout(300)
