@@ -96,9 +96,12 @@ def attend_packed(
     tokens = key_planes[0].shape[1]
     for start in range(0, tokens, tile):
         stop = min(start + tile, tokens)
-        keys = key_codec.decode(tuple(plane[:, start:stop] for plane in key_planes))
+        tile_planes = tuple(plane[:, start:stop] for plane in key_planes)
+        keys = key_codec.decode(tile_planes)
         values = value_codec.decode(tuple(plane[:, start:stop] for plane in value_planes))
         centre = key_codec.centre_logits(queries, start - starts, stop - start)
+        if centre is not None and (centred := key_codec.centred(tile_planes)) is not None:
+            centre = centre * centred.transpose(1, 2)[:, None, :, None]
         softmax.add(keys, values, visible(start, stop), centre)
     partial = softmax.result()
     out, offset = value_codec.from_space(partial.out), value_codec.output_offset()

@@ -73,6 +73,10 @@ class Codec(ABC):
         """
         return None
 
+    def centred(self, planes: tuple[Tensor, ...]) -> Tensor | None:
+        """Which vectors the centre was taken off, bool ``[..., kv_heads]``; None where it is all of them, or none."""
+        return None
+
     def output_offset(self) -> Tensor | None:
         """What normalised sums of decoded values lack because encoding took it off each: ``[kv_heads, head_dim]``.
 
@@ -89,8 +93,10 @@ class Codec(ABC):
     def restore(self, planes: tuple[Tensor, ...], positions: Tensor) -> Tensor:
         """Decode to float32 ``[..., kv_heads, head_dim]`` as the model made it; ``positions [...]``."""
         x = self.from_space(self.decode(planes).unsqueeze(-2)).squeeze(-2)
-        centre = self.centre(positions)
-        return x if centre is None else x + centre
+        centre, centred = self.centre(positions), self.centred(planes)
+        if centre is None:
+            return x
+        return x + centre if centred is None else x + centre * centred[..., None]
 
     def reconstruct(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Encode and decode ``x [..., kv_heads, head_dim]``: what the cache would hand back, float32."""

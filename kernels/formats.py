@@ -150,9 +150,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Basis:
-    """An orthogonal matrix ``[head_dim, head_dim]`` applied before grouping: float32, row by row, little-endian bytes.
+    """A matrix ``[head_dim, head_dim]`` applied before grouping: float32, row by row, little-endian bytes; invertible.
 
     With it a group's "dims" are rows of the matrix, ``x_g = (basis x)[group.dims]``: principal axes, for instance.
+    Decoding applies its inverse.
     """
 
     dim: int
@@ -205,11 +206,15 @@ class Centre:
     ``vectors`` is ``[kv_heads][head_dim]``. The dims of ``blocks`` turn with position as RoPE turns a key: block ``i``
     of the centre at position ``m`` is rotated by ``m * frequencies[i]`` radians. Other dims stay. With no blocks the
     centre is fixed, as values need it. Vectors are those of position 0 and carry any attention scaling of the model.
+
+    With ``per_token`` it is taken off a head's vector only where that leaves less to code, ``sum of 4^-bits y^2`` over
+    rotated coordinates y, and a bit a token and head says whether it was: bit ``h % 8`` of byte ``h // 8`` for head h.
     """
 
     vectors: tuple[tuple[float, ...], ...]
     blocks: tuple[tuple[int, int], ...] = ()
     frequencies: tuple[float, ...] = ()
+    per_token: bool = False
 
     def __post_init__(self) -> None:
         if len(self.blocks) != len(self.frequencies):
@@ -285,7 +290,8 @@ class RotatedCodebook(TensorFormat):
     @property
     def bits_per_token(self) -> float:
         norms = sum(group.norm.bits for head in self.heads for group in head.groups)
-        return sum(head.code_bits for head in self.heads) + norms
+        flags = self.kv_heads if self.centre and self.centre.per_token else 0
+        return sum(head.code_bits for head in self.heads) + norms + flags
 
     @cached_property
     def row_bytes(self) -> int:

@@ -42,13 +42,13 @@ def head_matrices(head: HeadFormat) -> tuple[np.ndarray, np.ndarray]:
     """The matrices ``[coordinate, dim]`` that encoding multiplies vectors by, and queries are multiplied by.
 
     The second is the first's inverse transposed, so that products of queries and vectors stay what they are, and its
-    transpose brings decoded coordinates back. They are equal where the head has no scales.
+    transpose brings decoded coordinates back. They are equal where the head has neither scales nor basis.
     """
-    basis = np.eye(head.head_dim)
-    if head.basis is not None:
-        basis = np.frombuffer(head.basis.data, dtype="<f4").reshape(basis.shape).astype(np.float64)
     scales, rotation = head_scales(head), head_rotation(head)
-    return rotation @ (scales[:, None] * basis), rotation @ (basis / scales[:, None])
+    if head.basis is None:
+        return rotation * scales, rotation / scales
+    basis = np.frombuffer(head.basis.data, dtype="<f4").reshape(rotation.shape).astype(np.float64)
+    return rotation @ (scales[:, None] * basis), rotation @ (np.linalg.inv(basis).T / scales[:, None])
 
 
 def head_segments(head: HeadFormat) -> list[Segment]:
@@ -104,7 +104,10 @@ def norm_coder(groups: list[Group], device: torch.device) -> Fp16NormCoder | Log
 
 
 class RotatedCodebookCodec(Codec):
-    """Planes: ``codes`` uint8 (packed rows of all heads) and ``norms``, float16 or uint8 log codes (one a group)."""
+    """Planes: ``codes`` uint8 (packed rows of all heads) and ``norms``, float16 or uint8 log codes (one a group).
+
+    Where the centre is taken off token by token, a plane ``centred`` of a bit a head says whether it was.
+    """
 
     def __init__(self, format: RotatedCodebook, device: torch.device | str = "cpu") -> None:
         self.kv_heads, self.head_dim = format.kv_heads, format.head_dim
@@ -115,14 +118,19 @@ class RotatedCodebookCodec(Codec):
         self.layout = RowLayout(widths, aligned=starts, device=self.device)
         groups = [group for head in format.heads for group in head.groups]
         self._norms = norm_coder(groups, self.device)
+        self._flags = RowLayout([1] * self.kv_heads, device=self.device)
+        self._chooses = format.centre is not None and format.centre.per_token
         self.planes = (
             Plane("codes", torch.uint8, self.layout.row_bytes),
             Plane("norms", self._norms.dtype, self._norms.width),
+            *([Plane("centred", torch.uint8, self._flags.row_bytes)] if self._chooses else []),
         )
         written, read = zip(*(head_matrices(head) for head in format.heads), strict=True)
         self._write = torch.from_numpy(np.stack(written)).to(self.device, torch.float32)
-        scaled = any(group.scales for head in format.heads for group in head.groups)
-        self._read = torch.from_numpy(np.stack(read)).to(self.device, torch.float32) if scaled else self._write
+        skewed = any(head.basis or group.scales for head in format.heads for group in head.groups)
+        self._read = torch.from_numpy(np.stack(read)).to(self.device, torch.float32) if skewed else self._write
+        bits = torch.tensor(widths, dtype=torch.float32, device=self.device)
+        self._error_weights = torch.exp2(-2 * bits).reshape(self.kv_heads, self.head_dim)
         group_of = [index for index, group in enumerate(groups) for _ in group.dims]
         self._group_of = torch.tensor(group_of, device=self.device)
         self._groups = len(groups)
@@ -148,17 +156,25 @@ class RotatedCodebookCodec(Codec):
         if not torch.isfinite(x).all():
             raise ValueError("cannot encode NaN or infinity")
         lead = x.shape[:-2]
-        if self._centre is not None:
+        flags: tuple[Tensor, ...] = ()
+        if self._centre is None:
+            rotated = self._rotate(x)
+        else:
             at = torch.zeros(lead, dtype=torch.long, device=x.device) if positions is None else positions
-            x = x.float() - self._centre.at(at)
-        rotated = self._rotate(x.reshape(-1, self.kv_heads, self.head_dim)).flatten(-2)
+            rotated = self._rotate(x.float() - self._centre.at(at))
+            if self._chooses:
+                plain = self._rotate(x)
+                taken = self._error(rotated) <= self._error(plain)
+                rotated = torch.where(taken[..., None], rotated, plain)
+                flags = (self._flags.pack(taken.to(torch.uint8)),)
+        rotated = rotated.flatten(-2)
         norms = self._group_norms(rotated)
         if not torch.isfinite(norms).all():
             raise ValueError(f"a vector with elements up to {x.abs().max():.4g} has a norm that overflows float32")
         unit = rotated / norms.clamp_min(torch.finfo(torch.float32).tiny)[:, self._group_of]
         codes = torch.searchsorted(self._thresholds[self._book_of], unit.T.contiguous()).to(torch.uint8).T
         corrected = norms / self._group_norms(self._values(codes))
-        encoded = (self.layout.pack(codes), self._norms.encode(corrected))
+        encoded = (self.layout.pack(codes), self._norms.encode(corrected), *flags)
         return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded)
 
     @property
@@ -168,14 +184,19 @@ class RotatedCodebookCodec(Codec):
     def centre(self, positions: Tensor) -> Tensor | None:
         return self._centre.at(positions) if self._centre else None
 
+    def centred(self, planes: tuple[Tensor, ...]) -> Tensor | None:
+        return self._flags.unpack(planes[2]).bool() if self._chooses else None
+
     def output_offset(self) -> Tensor | None:
+        if self._chooses:
+            raise ValueError("values cannot have a centre that is taken off token by token")
         return self._centre.fixed_vectors() if self._centre else None
 
     def centre_logits(self, queries: Tensor, first: Tensor, count: int) -> Tensor | None:
         return self._centre.logits(queries, first, count) if self._centre else None
 
     def decode(self, planes: tuple[Tensor, ...]) -> Tensor:
-        rows, stored = planes
+        rows, stored = planes[:2]
         norms = self._norms.decode(stored)
         values = self._values(self.layout.unpack(rows)) * norms.index_select(-1, self._group_of)
         return values.unflatten(-1, (self.kv_heads, self.head_dim))
@@ -187,7 +208,13 @@ class RotatedCodebookCodec(Codec):
         return torch.einsum("hcd,...hgc->...hgd", self._read, out.float())
 
     def _rotate(self, x: Tensor) -> Tensor:
+        """Vectors ``[..., kv_heads, head_dim]`` as coordinates ``[n, kv_heads, head_dim]``."""
+        x = x.reshape(-1, self.kv_heads, self.head_dim)
         return torch.einsum("hcd,nhd->nhc", self._write, x.to(self.device, torch.float32))
+
+    def _error(self, coordinates: Tensor) -> Tensor:
+        """The squared error of coding ``coordinates [n, kv_heads, head_dim]``, up to a factor: ``[n, kv_heads]``."""
+        return (coordinates.square() * self._error_weights).sum(-1)
 
     def _group_norms(self, coordinates: Tensor) -> Tensor:
         """Norm of every group: ``[n, coordinates] -> [n, groups]``."""

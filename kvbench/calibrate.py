@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvbench.cache_dir import cache_dir as default_cache_dir
 from kvbench.calibration import Calibration, LayerCalibration, TensorStatistics
-from kvbench.capture import CAPTURE_VERSION, QKV, check_geometry, stream_qkv
+from kvbench.capture import CAPTURE_VERSION, QKV, check_geometry, output_metrics, stream_qkv
 from kvbench.corpora import Corpus, token_windows
 from kvbench.errors import NonFiniteError
 from kvbench.geometry import LayerGeometry
@@ -46,18 +46,22 @@ def calibrate(
     source = calibration_source(loaded, corpus, windows)
     path = _stored_path(source, cache_dir or default_cache_dir())
     if (stored := _read(path, source, len(loaded.geometry.layers))) is not None:
-        return with_rotary(stored, loaded)
+        return with_model_facts(stored, loaded)
     check_geometry(loaded.model, loaded.geometry, windows[:1, :CHECKED_TOKENS])
     calibration = Calibration(accumulate(loaded, windows), source)
     _write(path, calibration)
-    return with_rotary(calibration, loaded)
+    return with_model_facts(calibration, loaded)
 
 
-def with_rotary(calibration: Calibration, loaded: "LoadedModel") -> Calibration:
-    """The calibration with each layer's RoPE, which is the model's and not measured."""
+def with_model_facts(calibration: Calibration, loaded: "LoadedModel") -> Calibration:
+    """The calibration with each layer's RoPE and output metric, which are the model's and not measured."""
+    token = torch.zeros(1, 1, dtype=torch.long)
+    metrics = output_metrics(loaded.model, loaded.geometry, token)
     layers = tuple(
-        dataclasses.replace(layer, rotary=layer_rotary(loaded.model, index, shape))
-        for index, (layer, shape) in enumerate(zip(calibration.layers, loaded.geometry.layers, strict=True))
+        dataclasses.replace(layer, rotary=layer_rotary(loaded.model, index, shape), output=metric)
+        for index, (layer, shape, metric) in enumerate(
+            zip(calibration.layers, loaded.geometry.layers, metrics, strict=True)
+        )
     )
     return dataclasses.replace(calibration, layers=layers)
 

@@ -59,12 +59,17 @@ class Rotary:
 
 @dataclass(frozen=True)
 class LayerCalibration:
-    """One attention layer: statistics of queries, keys and values, and its RoPE."""
+    """One attention layer: statistics of queries, keys and values, its RoPE, and its output's metric on values.
+
+    ``output [kv_heads, head_dim, head_dim]`` is the sum of ``W^T W`` over the parts W of the output projection that
+    read the KV head's group; None where it is not known.
+    """
 
     q: TensorStatistics
     k: TensorStatistics
     v: TensorStatistics
     rotary: Rotary | None = None
+    output: Array | None = None
 
 
 @dataclass(frozen=True)

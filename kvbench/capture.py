@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from kvbench.errors import ModelError
 from kvbench.geometry import LayerGeometry, ModelGeometry
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 CAPTURE_VERSION = 1  # part of what a stored calibration is keyed by: raise it when captured values change
 _ATTENTION = "kvbench_capture"
+_RECOGNIZABLE = "kvbench_recognizable_output"
 
 
 class QKV(NamedTuple):
@@ -63,6 +67,30 @@ def stream_qkv(model: "PreTrainedModel", input_ids: Tensor, consume: Callable[[i
     """Like :func:`capture_qkv`, but ``consume(layer, qkv)`` is called layer by layer, and nothing is kept."""
     with _hooks(model, lambda layer, module, args, kwargs: consume(layer, _qkv(module, args, kwargs, rotate=False))):
         _decode(model, input_ids)
+
+
+def output_metrics(
+    model: "PreTrainedModel", geometry: ModelGeometry, input_ids: Tensor
+) -> list[NDArray[np.float64] | None]:
+    """What errors of values do to each layer's output: ``[kv_heads, head_dim, head_dim]`` a layer.
+
+    An error e of a KV head's value moves the output by about ``p^2 e^T M e`` in square: p its attention weight, M the
+    sum of ``W^T W`` over the parts W of the output projection that read the head's group of query heads. The projection
+    is the linear layer that is given what the attention function returns; None where there is no such layer.
+    ``input_ids`` is ``[1, a few]``.
+    """
+    metrics: list[NDArray[np.float64] | None] = [None] * len(geometry.layers)
+
+    def note(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shape, projection = geometry.layers[layer], _output_projection(module, args, kwargs)
+        if projection is not None:
+            parts = projection.weight.detach().float().reshape(-1, shape.kv_heads, shape.group_size, shape.head_dim)
+            metrics[layer] = torch.einsum("okgd,okge->kde", parts, parts).double().cpu().numpy()
+
+    AttentionInterface.register(_RECOGNIZABLE, _recognizable_output)
+    with _hooks(model, note):
+        _decode(model, input_ids)
+    return metrics
 
 
 def check_geometry(model: "PreTrainedModel", geometry: ModelGeometry, input_ids: Tensor) -> None:
@@ -121,8 +149,6 @@ def _hooks(
     model: "PreTrainedModel", call: Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 ) -> Iterator[None]:
     """``call(layer, module, args, kwargs)`` before each attention module of ``model`` runs; hooks go on the way out."""
-    from transformers import AttentionInterface
-
     modules = attention_modules(model)
     AttentionInterface.register(_ATTENTION, _hand_over)  # stateless; chosen by name, and only inside _qkv
     with ExitStack() as stack:
@@ -154,19 +180,53 @@ def _qkv(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rotat
     """q, k, v that ``module`` would attend with, before RoPE or after it. Leaves the module as it was."""
     if not rotate:
         args, kwargs = _without_rotation(module, args, kwargs)
-    config: Any = module.config
-    implementation = config._attn_implementation
-    config._attn_implementation = _ATTENTION
     try:
-        with torch.no_grad():
+        with _attention(module, _ATTENTION), torch.no_grad():
             module.forward(*args, **kwargs)
     except _Handover as handover:
         return handover.qkv
-    finally:
-        config._attn_implementation = implementation
     raise ModelError(
         f"{type(module).__name__} does not use transformers' attention interface, so it cannot be calibrated."
     )
+
+
+def _recognizable(count: int, like: Tensor) -> Tensor:
+    return (torch.arange(count, device=like.device) % 251).to(like.dtype)
+
+
+def _recognizable_output(module: nn.Module, query: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
+    states = query.transpose(1, 2)
+    return _recognizable(states.numel(), states).reshape(states.shape), None
+
+
+def _output_projection(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Linear | None:
+    """The linear layer inside ``module`` that reads what its attention function returns, unchanged."""
+    found: list[nn.Linear] = []
+
+    def look(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        states = inputs[0].flatten()
+        if isinstance(layer, nn.Linear) and torch.equal(states, _recognizable(states.numel(), states)):
+            found.append(layer)
+
+    with ExitStack() as stack:
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                stack.callback(layer.register_forward_pre_hook(look).remove)
+        with _attention(module, _RECOGNIZABLE), torch.no_grad():
+            module.forward(*args, **kwargs)
+    return found[0] if len(found) == 1 and found[0].weight.is_floating_point() else None
+
+
+@contextmanager
+def _attention(module: nn.Module, implementation: str) -> Iterator[None]:
+    """Within the context ``module`` attends by the function registered under that name."""
+    config: Any = module.config
+    before = config._attn_implementation
+    config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _without_rotation(

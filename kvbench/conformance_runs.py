@@ -150,7 +150,7 @@ def check_model(specimen: Specimen) -> None:
 
     Of formats that encode tokens a block at a time they do: a chunk reads its own blocks coded or not yet.
     """
-    from kvbench.calibrate import accumulate, with_rotary
+    from kvbench.calibrate import accumulate, with_model_facts
     from kvbench.calibration import Calibration
     from kvbench.configuration import CacheConfig
     from kvbench.corpora import Corpus
@@ -158,7 +158,7 @@ def check_model(specimen: Specimen) -> None:
 
     loaded = _tiny_model(specimen.geometry.head_dim)
     tokens = torch.randint(0, 256, (9, 48), generator=torch.Generator().manual_seed(0))
-    calibration = with_rotary(Calibration(accumulate(loaded, tokens[1:]), {}), loaded)
+    calibration = with_model_facts(Calibration(accumulate(loaded, tokens[1:]), {}), loaded)
     format = specimen.quantizer.fit(calibration if specimen.quantizer.needs_calibration else None, loaded.geometry)
     losses = []
     for chunk in (0, 5):

@@ -70,6 +70,9 @@ class WatchedCodec(Codec):
     def centre(self, positions: Tensor) -> Tensor | None:
         return self._codec.centre(positions)
 
+    def centred(self, planes: tuple[Tensor, ...]) -> Tensor | None:
+        return self._codec.centred(planes)
+
     def centre_logits(self, queries: Tensor, first: Tensor, count: int) -> Tensor | None:
         return self._codec.centre_logits(queries, first, count)
 

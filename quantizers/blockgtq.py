@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvbench.calibration import Calibration, LayerCalibration, TensorStatistics
+from kvbench.calibration import Calibration, LayerCalibration
 from kvbench.errors import ConfigurationError
 from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.kernels.formats import MAX_BITS, CacheFormat, Group, HaarRotation, HeadFormat, RotatedCodebook
 from kvbench.quantizer import Quantizer
 from kvbench.quantizers.bit_allocation import allocate_bits
-from kvbench.quantizers.centring import check_center, key_centre, residual_energy
+from kvbench.quantizers.centring import check_center, key_centre, nearer, residual_energy
 from kvbench.quantizers.groups import (
     KEY_STREAM,
     VALUE_STREAM,
@@ -28,7 +28,7 @@ from kvbench.quantizers.principal_axes import principal_format
 from kvbench.quantizers.tqmse import uniform_format
 
 SCORES = ("energy", "product")
-VALUES = ("tqmse", "pca")
+VALUES = ("tqmse", "pca", "pca_wo")
 
 
 def shared_widths(
@@ -87,18 +87,26 @@ class BlockGTQ(Quantizer):
     max_bits: int = field(default=8, metadata={"help": "greatest width of a block"})
     score: str = field(default="energy", metadata={"help": "energy (the paper's) or product, E|q_i|^2 E|k_i|^2"})
     center: str = field(default="none", metadata={"help": "mean of keys taken off: none, all, or of r RoPE blocks"})
+    center_flag: bool = field(
+        default=False, metadata={"help": "take the mean off a key only where that helps; a bit a token and head"}
+    )
     norm_bits: int = field(default=16, metadata={"help": "bits a norm: 16 (fp16), 8 or 6 (logarithmic)"})
     balance: bool = field(
         default=False, metadata={"help": "scale a group's blocks so that errors fall on weak queries"}
     )
     align: int = field(default=1, metadata={"help": "RoPE blocks that share a width, in order of score"})
-    v: str = field(default="tqmse", metadata={"help": "values: tqmse, or pca (principal axes, mean off)"})
+    v: str = field(
+        default="tqmse",
+        metadata={"help": "values: tqmse, pca (principal axes, mean off), pca_wo (errors weighed by the output)"},
+    )
     seed: int = field(default=42, metadata={"help": "seed of the rotations"})
 
     def __post_init__(self) -> None:
         check_bits("k_bits", self.k_bits)
         check_bits("v_bits", self.v_bits)
         check_center(self.center)
+        if self.center_flag and self.center in ("none", "0"):
+            raise ConfigurationError("quantizer.center_flag=true needs a mean to take off: set quantizer.center=all.")
         check_norm_bits(self.norm_bits)
         check_seed(self.seed)
         for option, allowed in (("score", SCORES), ("v", VALUES)):
@@ -122,30 +130,39 @@ class BlockGTQ(Quantizer):
         layers = list(zip(calibration.layers, geometry.layers, strict=True))
         return CacheFormat(
             key=tuple(self._key_format(layer, shape) for layer, shape in layers),
-            value=tuple(self._value_format(layer.v) for layer, _ in layers),
+            value=tuple(self._value_format(layer) for layer, _ in layers),
         )
 
-    def _value_format(self, statistics: TensorStatistics) -> RotatedCodebook:
-        build = principal_format if self.v == "pca" else uniform_format
-        return build(statistics, self.v_bits, self.seed + VALUE_STREAM, self.norm_bits)
+    def _value_format(self, layer: LayerCalibration) -> RotatedCodebook:
+        seed = self.seed + VALUE_STREAM
+        if self.v == "tqmse":
+            return uniform_format(layer.v, self.v_bits, seed, self.norm_bits)
+        if self.v == "pca_wo" and layer.output is None:
+            raise ConfigurationError(
+                "quantizer.v=pca_wo needs the output projection, which was not found in this model. "
+                "Choose quantizer.v=pca or tqmse."
+            )
+        return principal_format(
+            layer.v, self.v_bits, seed, self.norm_bits, layer.output if self.v == "pca_wo" else None
+        )
 
     def _key_format(self, layer: LayerCalibration, geometry: LayerGeometry) -> RotatedCodebook:
-        centre, mean = key_centre(layer, geometry, self.center)
+        centre, mean = key_centre(layer, geometry, self.center, self.center_flag)
         queries, keys = layer.q.block_energy(geometry), residual_energy(layer, geometry, mean)
         scores = queries * keys if self.score == "product" else (queries + keys) / 2
         scales = balancing_scales(queries, keys) if self.balance else np.ones_like(queries)
-        sample = layer.k.sample.astype(np.float64) - mean
+        sample = layer.k.sample.astype(np.float64)
         heads = tuple(
-            self._head(geometry, head, scores[head], scales[head], sample[:, head]) for head in range(geometry.kv_heads)
+            self._head(geometry, head, scores[head], scales[head], sample[:, head], mean[head])
+            for head in range(geometry.kv_heads)
         )
         return RotatedCodebook(heads, centre)
 
     def _head(
-        self, geometry: LayerGeometry, head: int, scores: Array, block_scales: Array, sample: Array
+        self, geometry: LayerGeometry, head: int, scores: Array, block_scales: Array, sample: Array, mean: Array
     ) -> HeadFormat:
         scales = np.ones(geometry.head_dim)
         scales[np.array(geometry.blocks, dtype=np.int64).ravel()] = np.repeat(block_scales, 2)
-        sample = sample * scales
         members: dict[int, list[int]] = {}
         if len(scores):
             widths = shared_widths(scores.tolist(), self.k_bits, self.align, self.min_bits, self.max_bits)
@@ -156,6 +173,12 @@ class BlockGTQ(Quantizer):
         ]
         if geometry.unrotated_dims:
             groups.append((geometry.unrotated_dims, self.k_bits))
+        coded = (sample - mean) * scales
+        if self.center_flag:
+            weights = np.empty(geometry.head_dim)
+            for dims, average in groups:
+                weights[list(dims)] = 4.0**-average
+            coded = nearer(coded, sample * scales, weights)
         seed = self.seed + KEY_STREAM + head
         return HeadFormat(
             tuple(
@@ -163,7 +186,7 @@ class BlockGTQ(Quantizer):
                     dims,
                     HaarRotation(len(dims), seed),
                     uniform_segments(len(dims), bits),
-                    norm_code(sample[:, dims], self.norm_bits),
+                    norm_code(coded[:, dims], self.norm_bits),
                     tuple(float(scales[dim]) for dim in dims) if self.balance else None,
                 )
                 for dims, bits in groups

@@ -24,12 +24,15 @@ def check_center(center: str) -> None:
         )
 
 
-def key_centre(layer: LayerCalibration, geometry: LayerGeometry, center: str) -> tuple[Centre | None, Array]:
+def key_centre(
+    layer: LayerCalibration, geometry: LayerGeometry, center: str, per_token: bool = False
+) -> tuple[Centre | None, Array]:
     """The centre to take off one layer's keys, and the mean it takes off before RoPE, ``[kv_heads, head_dim]``.
 
     ``center="all"`` takes every dim's mean; a number r takes that of the r blocks a head in which it moves logits most,
-    those with the largest ``E|q_i|^2 |mu_i|^2``. Raises ConfigurationError for RoPE whose frequencies change with the
-    length, since what encoding takes off must be what reading puts back.
+    those with the largest ``E|q_i|^2 |mu_i|^2``. ``per_token`` leaves it to each token whether. Raises
+    ConfigurationError for RoPE whose frequencies change with the length, since what encoding takes off must be what
+    reading puts back.
     """
     if center == "none" or center == "0":
         return None, np.zeros_like(layer.k.mean)
@@ -53,6 +56,7 @@ def key_centre(layer: LayerCalibration, geometry: LayerGeometry, center: str) ->
         vectors=tuple(tuple(float(value) for value in row) for row in scaled),
         blocks=geometry.blocks,
         frequencies=layer.rotary.frequencies,
+        per_token=per_token,
     )
     return centre, mean
 
@@ -68,3 +72,12 @@ def residual_energy(layer: LayerCalibration, geometry: LayerGeometry, mean: Arra
     taken = 2 * mean * layer.k.mean - np.square(mean)  # E(k - mu)^2 = E k^2 - 2 mu E k + mu^2
     blocks = np.array(geometry.blocks, dtype=np.int64).reshape(-1, 2)
     return np.maximum(layer.k.block_energy(geometry) - taken[:, blocks].sum(axis=-1), 0.0)
+
+
+def nearer(centred: Array, plain: Array, weights: Array) -> Array:
+    """Of vectors ``[tokens, head_dim]`` with the mean off and with it, each token's that has less to code.
+
+    ``weights [head_dim]`` are of squares; as :class:`Centre` says, ``4^-bits``.
+    """
+    taken = np.square(centred) @ weights <= np.square(plain) @ weights
+    return np.where(taken[:, None], centred, plain)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvbench.kernels.attention import attend_dense, attend_packed
 from kvbench.kernels.centre import CentreTerm
-from kvbench.kernels.formats import Centre, Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook
+from kvbench.kernels.formats import Centre, Fp16Norm, Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook
 from kvbench.quantizers.groups import uniform_segments
 
 DIM, ROTARY = 16, 12
@@ -18,13 +18,16 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def centre(turning: bool = True) -> Centre:
-    vectors = tuple(tuple(row) for row in gaussian(2, DIM, seed=3).tolist())
-    return Centre(vectors, BLOCKS, FREQUENCIES) if turning else Centre(vectors)
+def centre(turning: bool = True, length: float = 1.0, per_token: bool = False) -> Centre:
+    vectors = tuple(tuple(row) for row in (length * gaussian(2, DIM, seed=3)).tolist())
+    return Centre(vectors, BLOCKS, FREQUENCIES, per_token) if turning else Centre(vectors)
 
 
-def format_with(centre: Centre | None, bits: float = 3) -> RotatedCodebook:
-    group = Group(tuple(range(DIM)), HaarRotation(DIM, 1), uniform_segments(DIM, bits), LogNorm(-6.0, 0.05))
+NORM = LogNorm(-6.0, 0.05)
+
+
+def format_with(centre: Centre | None, bits: float = 3, norm: Fp16Norm | LogNorm = NORM) -> RotatedCodebook:
+    group = Group(tuple(range(DIM)), HaarRotation(DIM, 1), uniform_segments(DIM, bits), norm)
     return RotatedCodebook((HeadFormat((group,)),) * 2, centre)
 
 
@@ -74,15 +77,49 @@ def test_packed_attention_equals_simulation_far_out(dtype: torch.dtype, offset: 
 
 
 def test_centring_helps_vectors_that_share_a_mean() -> None:
-    mean = torch.tensor(centre().vectors) * 5
-    format = format_with(Centre(tuple(tuple(row) for row in mean.tolist()), BLOCKS, FREQUENCIES))
+    format = format_with(centre(length=5))
     positions = torch.arange(200)
-    x = gaussian(200, 2, DIM) + CentreTerm(format.centre or centre(), torch.device("cpu")).at(positions)
+    x = gaussian(200, 2, DIM) + CentreTerm(centre(length=5), torch.device("cpu")).at(positions)
     errors = [
         (codec.reconstruct(x, positions) - x).square().mean().item()
         for codec in (format.codec(), format_with(None).codec())
     ]
     assert errors[0] < errors[1] / 10
+
+
+@pytest.mark.parametrize("norm", [Fp16Norm(), NORM])
+def test_a_token_far_from_the_mean_keeps_it_where_tokens_may_choose(norm: Fp16Norm | LogNorm) -> None:
+    """Half the tokens lie about the mean, half about zero: each is coded as well as alone, and one bit says which."""
+    positions = torch.arange(200) + 100_000
+    about_mean = torch.arange(200) % 2 == 0
+    x = gaussian(200, 2, DIM)
+    x += CentreTerm(centre(length=5), torch.device("cpu")).at(positions) * about_mean[:, None, None]
+    forcing, choosing = (format_with(centre(length=5, per_token=chosen), norm=norm) for chosen in (False, True))
+    codec, always = choosing.codec(), forcing.codec()
+    planes = codec.encode(x, positions)
+    centred = codec.centred(planes)
+    assert centred is not None
+    assert torch.equal(centred, about_mean[:, None].expand(200, 2))
+    chosen, forced = ((each.reconstruct(x, positions) - x).square().sum((1, 2)) for each in (codec, always))
+    assert torch.equal(chosen[about_mean], forced[about_mean])
+    assert chosen[~about_mean].mean() < forced[~about_mean].mean() / 5
+    assert choosing.bits_per_token == forcing.bits_per_token + 2
+    assert planes[2].shape == (200, 1)
+
+
+def test_attention_adds_the_centre_to_those_logits_alone_whose_keys_lack_it() -> None:
+    choosing = centre(length=5, per_token=True)
+    key_codec, value_codec = format_with(choosing).codec(), format_with(None).codec()
+    positions = torch.arange(150)[None]
+    keys = gaussian(1, 150, 2, DIM)
+    keys[:, ::3] += CentreTerm(choosing, torch.device("cpu")).at(positions[:, ::3])
+    queries, values = gaussian(1, 4, 2, 3, DIM, seed=4), gaussian(1, 150, 2, DIM, seed=2)
+    planes = key_codec.encode(keys, positions), value_codec.encode(values)
+    found = attend_packed(queries, key_codec, value_codec, *planes, lambda start, stop: None, 0.25, tile=64)
+    decoded = key_codec.restore(planes[0], positions), value_codec.restore(planes[1], positions)
+    expected = attend_dense(queries, *decoded, None, 0.25)
+    assert torch.allclose(found.out, expected.out, atol=1e-5)
+    assert torch.allclose(found.lse, expected.lse, atol=1e-5)
 
 
 def test_values_cannot_have_a_centre_that_turns() -> None:

@@ -14,7 +14,7 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 import kvbench.calibrate
 from kvbench.calibrate import calibrate, sample_positions
 from kvbench.calibration import Calibration
-from kvbench.capture import capture_qkv, check_geometry
+from kvbench.capture import capture_qkv, check_geometry, output_metrics
 from kvbench.configuration import CorpusConfig, ModelConfig
 from kvbench.corpora import Corpus, load_corpus, token_windows
 from kvbench.errors import CorpusError, ModelError, NonFiniteError
@@ -112,6 +112,26 @@ def test_captured_tensors_are_the_projections_before_rope(name: str) -> None:
     for layer, captured in enumerate(capture_qkv(loaded.model, ids)):
         for expected, found in zip(projections(loaded, layer, ids), captured, strict=True):
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_output_metric_is_what_the_output_projection_makes_of_values(name: str) -> None:
+    """A change of one KV head's values, seen by one query head alone, moves the output as the metric says."""
+    loaded = random_model(name)
+    for layer, metrics in enumerate(output_metrics(loaded.model, loaded.geometry, token_ids(1, 3))):
+        assert metrics is not None
+        module = next(
+            m for n, m in loaded.model.named_modules() if n.endswith(("self_attn", "attn")) and m.layer_idx == layer
+        )
+        weight = (module.o_proj if hasattr(module, "o_proj") else module.out_proj).weight.detach().double()
+        shape = loaded.geometry.layers[layer]
+        change = torch.randn(shape.kv_heads, shape.head_dim, generator=torch.Generator().manual_seed(3)).double()
+        for head in range(shape.kv_heads):
+            moved = 0.0
+            for query_head in range(head * shape.group_size, (head + 1) * shape.group_size):
+                part = weight[:, query_head * shape.head_dim : (query_head + 1) * shape.head_dim]
+                moved += float((part @ change[head]).square().sum())
+            assert change[head].numpy() @ metrics[head] @ change[head].numpy() == pytest.approx(moved, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvbench.calibration import Rotary
+from kvbench.calibration import Rotary, TensorStatistics
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.formats import Basis, Fp16Norm, LogNorm, RotatedCodebook
 from kvbench.quantizers.blockgtq import BlockGTQ, balancing_scales, shared_widths
@@ -111,6 +111,45 @@ def test_values_by_principal_axes_spend_their_bits_where_the_variance_is() -> No
     assert min(variances[list(widest.dims)]) >= max(variances[list(head.groups[-1].dims)])
     assert format.centre is not None
     assert format.centre.blocks == ()
+
+
+def test_axes_weighed_by_the_output_put_errors_where_it_does_not_look() -> None:
+    """At equal bits the output sees less error with the weights than without, and values decode all the same."""
+    of = geometry(64, 64, layers=1)
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=(512, 2, 64)) * np.exp(generator.normal(size=(2, 64)))
+    values = TensorStatistics(
+        x.mean(0), np.einsum("thd,the->hde", x, x) / len(x), x.min(0), x.max(0), x.astype(np.float32)
+    )
+    projection = generator.normal(size=(2, 64, 64)) * np.geomspace(3.0, 0.1, 64)
+    metrics = np.einsum("hod,hoe->hde", projection, projection)
+    made = with_rotary(of)
+    made = dataclasses.replace(made, layers=(dataclasses.replace(made.layers[0], v=values, output=metrics),))
+    errors = {}
+    for v in ("pca", "pca_wo"):
+        codec = CenteredBlockGTQ(v=v, v_bits=3).fit(made, of).value[0].codec()
+        error = codec.reconstruct(torch.from_numpy(values.sample)).double().numpy() - x
+        assert np.square(error).sum() < 0.25 * np.square(x).sum()
+        errors[v] = np.einsum("thd,hde,the->", error, metrics, error)
+    assert errors["pca_wo"] < 0.7 * errors["pca"]
+
+
+def test_weighing_by_the_output_needs_its_projection() -> None:
+    of = geometry(64, 64)
+    with pytest.raises(ConfigurationError, match="v=pca or tqmse"):
+        CenteredBlockGTQ(v="pca_wo").fit(with_rotary(of), of)
+
+
+def test_a_flag_lets_tokens_keep_the_mean_and_widens_the_norms_range_to_both() -> None:
+    of = geometry(64, 64)
+    made = with_rotary(of)
+    plain, flagged = (CenteredBlockGTQ(center_flag=flag).fit(made, of).key[0] for flag in (False, True))
+    assert isinstance(flagged, RotatedCodebook)
+    assert flagged.centre is not None
+    assert flagged.centre.per_token
+    assert flagged.bits_per_token == plain.bits_per_token + flagged.kv_heads
+    with pytest.raises(ConfigurationError, match="center=all"):
+        BlockGTQ(center_flag=True)
 
 
 @pytest.mark.parametrize(
