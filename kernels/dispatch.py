@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -78,6 +79,7 @@ def interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+@lru_cache(maxsize=256)  # caches come and go; a layer's layout stays the same object
 def _triton(key: RotatedCodebook, value: RotatedCodebook) -> Choice:
     try:
         return Choice("tiles", "fits the tile layout", TileLayout(key, value))

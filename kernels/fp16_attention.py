@@ -40,27 +40,59 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _triton(shape: str) -> Decode:
     def decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from kvbench.kernels.fp16_kernels import attend, merge
-
-        block, occupancy = TRITON_SHAPES[shape]
-        (batch, q_heads, dim), (_, kv_heads, tokens, _) = q.shape, k.shape
-        group, rows = q_heads // kv_heads, batch * kv_heads
-        blocks = torch.cuda.get_device_properties(q.device).multi_processor_count * occupancy
-        share = max(1, math.ceil(math.ceil(tokens / block) * rows / blocks)) * block
-        splits = math.ceil(tokens / share)
-        partial = torch.empty(rows, group, splits, dim, dtype=q.dtype, device=q.device)
-        lse = torch.empty(rows, group, splits, dtype=torch.float32, device=q.device)
-        out = torch.empty_like(q)
-        scale = math.log2(math.e) / math.sqrt(dim)
-        width = 1 << (dim - 1).bit_length()
-        attend[(splits, rows)](
-            q, k, v, partial, lse, tokens, share, scale, group, DIM=dim, WIDTH=width, BLOCK=block, STAGES=3, num_warps=4
-        )
-        parts = 1 << (splits - 1).bit_length()
-        merge[(rows * group,)](partial, lse, out, splits, DIM=dim, WIDTH=width, SPLITS=parts, launch_pdl=True)
-        return out
+        return split_kv(shape, q, k, v)
 
     return decode
+
+
+def split_kv(shape: str, q: Tensor, k: Tensor, v: Tensor, span: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The Triton kernel of that :data:`TRITON_SHAPES` entry; shapes as of :func:`decode`, tokens' rows contiguous.
+
+    ``span``: int32 ``[batch]`` first and last (exclusive) token of each sequence, read on the device, so that a graph
+    can be replayed as the cache grows. Without it all tokens are read.
+    """
+    from kvbench.kernels.fp16_kernels import attend, merge
+
+    block, occupancy = TRITON_SHAPES[shape]
+    (batch, q_heads, dim), (_, kv_heads, tokens, _) = q.shape, k.shape
+    if k.stride() != v.stride() or k.stride()[2:] != (dim, 1):
+        raise ValueError("k and v must have the same strides, and contiguous tokens")
+    q = q.contiguous()
+    group, rows = q_heads // kv_heads, batch * kv_heads
+    splits = _splits(q.device, block, occupancy, rows, tokens)
+    partial = torch.empty(rows, group, splits, dim, dtype=q.dtype, device=q.device)
+    lse = torch.empty(rows, group, splits, dtype=torch.float32, device=q.device)
+    out = torch.empty_like(q)
+    scale = math.log2(math.e) / math.sqrt(dim)
+    width = 1 << (dim - 1).bit_length()
+    attend[(splits, rows)](
+        q, k, v, partial, lse, *(span or (lse, lse)), tokens, scale, group, kv_heads, k.stride(0), k.stride(1),
+        DIM=dim, WIDTH=width, BLOCK=block, STAGES=3, SPAN=span is not None, num_warps=4,
+    )  # fmt: skip
+    parts = 1 << (splits - 1).bit_length()
+    dependent = {"launch_pdl": True} if q.is_cuda else {}
+    merge[(rows * group,)](partial, lse, out, splits, DIM=dim, WIDTH=width, SPLITS=parts, **dependent)
+    return out
+
+
+def _splits(device: torch.device, block: int, occupancy: int, rows: int, tokens: int) -> int:
+    """Blocks a sequence and head are spread over, none of them without tokens when all are in use."""
+    most = math.ceil(tokens / block)
+    if device.type != "cuda":
+        return min(most, 4)
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count * occupancy
+    return math.ceil(most / max(1, math.ceil(most * rows / blocks)))
+
+
+def append(key: Tensor, value: Tensor, k: Tensor, v: Tensor, stops: Tensor) -> None:
+    """Put a token's ``key, value [batch, kv_heads, head_dim]`` into token ``stops[b] - 1`` of ``k, v``, in Triton."""
+    from kvbench.kernels.fp16_kernels import append
+
+    batch, kv_heads, dim = key.shape
+    append[(batch * kv_heads, 2)](
+        key.contiguous(), value.contiguous(), k, v, stops, kv_heads, k.stride(0), k.stride(1),
+        DIM=dim, WIDTH=1 << (dim - 1).bit_length(),
+    )  # fmt: skip
 
 
 IMPLEMENTATIONS: dict[str, Decode] = {

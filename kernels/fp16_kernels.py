@@ -16,36 +16,48 @@ def attend(
     v,
     partial,
     lse,
+    starts,
+    stops,
     tokens,
-    share,
     scale,
     group,
+    kv_heads,
+    batch_stride,
+    head_stride,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
-    """Grid (splits, batch * kv_heads): ``share`` tokens each; q ``[rows, group, DIM]``, k, v ``[rows, tokens, DIM]``.
+    """Grid (splits, batch * kv_heads): q ``[batch, kv_heads, group, DIM]``, k, v ``[batch, kv_heads, tokens, DIM]``.
 
-    ``scale`` includes log2(e). Writes normalised ``partial [rows, group, splits, DIM]`` and ``lse`` in base 2.
+    With SPAN sequence b attends to ``starts[b] <= t < stops[b]`` (int32), otherwise to ``tokens`` tokens. ``scale``
+    includes log2(e). Writes normalised ``partial [batch, kv_heads, group, splits, DIM]`` and ``lse`` in base 2.
     """
     split, row, splits = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
-    first = split * share
-    last = tl.minimum(first + share, tokens)
+    sequence, kv_head = row // kv_heads, row % kv_heads
+    if SPAN:
+        start, stop = tl.load(starts + sequence), tl.load(stops + sequence)
+    else:
+        start, stop = 0, tokens
+    share = tl.cdiv(tl.cdiv(stop - start, BLOCK), splits) * BLOCK
+    first = start + split * share
+    last = tl.minimum(first + share, stop)
     head, d, t = tl.arange(0, 16), tl.arange(0, WIDTH), tl.arange(0, BLOCK)
     inside = (head < group)[:, None] & (d < DIM)[None, :]
     query = tl.load(q + (row * group + head[:, None]) * DIM + d[None, :], mask=inside, other=0.0)
-    k += row * tokens * DIM
-    v += row * tokens * DIM
+    k += sequence * batch_stride + kv_head * head_stride
+    v += sequence * batch_stride + kv_head * head_stride
     peak = tl.full((16,), -1.0e30, tl.float32)
     total = tl.zeros((16,), tl.float32)
     sums = tl.zeros((16, WIDTH), tl.float32)
-    for start in tl.range(first, last, BLOCK, num_stages=STAGES):
-        at = (start + t)[:, None] * DIM + d[None, :]
-        seen = (start + t < last)[:, None] & (d < DIM)[None, :]
+    for token in tl.range(first, last, BLOCK, num_stages=STAGES):
+        at = (token + t)[:, None] * DIM + d[None, :]
+        seen = (token + t < last)[:, None] & (d < DIM)[None, :]
         keys = tl.load(k + at, mask=seen, other=0.0)
         logits = tl.dot(query, tl.trans(keys)) * scale
-        logits = tl.where((start + t < last)[None, :], logits, float("-inf"))
+        logits = tl.where((token + t < last)[None, :], logits, float("-inf"))
         now = tl.maximum(peak, tl.max(logits, axis=1))
         decay = tl.exp2(peak - now)
         p = tl.exp2(logits - now[:, None])
@@ -72,3 +84,18 @@ def merge(partial, lse, out, splits, DIM: tl.constexpr, WIDTH: tl.constexpr, SPL
     sums = tl.load(partial + (row * splits + split[:, None]) * DIM + d[None, :], mask=inside, other=0.0)
     mean = tl.sum(sums.to(tl.float32) * weights[:, None], axis=0) / tl.sum(weights, axis=0)
     tl.store(out + row * DIM + d, mean.to(out.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit
+def append(
+    key, value, keys, values, stops, kv_heads, batch_stride, head_stride, DIM: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Grid (batch * kv_heads, 2): put ``key, value [batch, kv_heads, DIM]`` into slot ``stops[b] - 1`` of k or v."""
+    row = tl.program_id(0).to(tl.int64)
+    sequence, kv_head, d = row // kv_heads, row % kv_heads, tl.arange(0, WIDTH)
+    slot = tl.load(stops + sequence) - 1
+    target = sequence * batch_stride + kv_head * head_stride + slot.to(tl.int64) * DIM + d
+    if tl.program_id(1) == 0:
+        tl.store(keys + target, tl.load(key + row * DIM + d, mask=d < DIM), mask=d < DIM)
+    else:
+        tl.store(values + target, tl.load(value + row * DIM + d, mask=d < DIM), mask=d < DIM)

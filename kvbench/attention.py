@@ -4,6 +4,7 @@ Registered with transformers under that name, together with a mask function, wit
 silently ignored. Registration happens in :func:`packed_attention` or :func:`register`, not at import.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from kvbench.decode_step import StepStates, attend_step
 from kvbench.errors import ModelError
-from kvbench.kernels.attention import Partial, attend_dense, attend_packed, merge
-from kvbench.packed_cache import PackedLayer, PackedStates
+from kvbench.kernels.attention import Partial, attend_dense, merge
+from kvbench.packed_cache import PackedStates
+from kvbench.visibility import Visibility
 
 NAME = "kvbench"  # must not contain flash, sdpa or flex_attention: transformers matches on those words
 
@@ -24,7 +27,23 @@ NAME = "kvbench"  # must not contain flash, sdpa or flex_attention: transformers
 def register() -> None:
     """Make ``attn_implementation="kvbench"`` known to transformers. Repeating it is harmless."""
     AttentionInterface.register(NAME, kvbench_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, kvbench_mask)
+
+
+def cache_argument(model: Any) -> str:
+    """What ``model.forward`` calls its cache: ``cache`` since transformers 5.24, ``past_key_values`` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def kvbench_mask(*, q_length: int, kv_length: int, **options: Any) -> Tensor | None:
+    """The mask that transformers builds for an attention, or None where it is plain causal.
+
+    A mask of a chunk of a long prompt is larger than the packed cache. Arguments are transformers'.
+    """
+    plain = options.get("attention_mask") is None and options.get("mask_function") is causal_mask_function
+    if plain and options.get("allow_is_causal_skip", True):
+        return None
+    return sdpa_mask(q_length=q_length, kv_length=kv_length, **options)
 
 
 @contextmanager
@@ -57,14 +76,19 @@ def kvbench_attention(
     for unsupported in ("softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
             raise ModelError(f"attention with {unsupported} is not supported by kvbench's packed attention.")
+    if isinstance(key, StepStates):
+        return attend_step(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling), None
     if not isinstance(key, PackedStates):
+        if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
+            attention_mask = _last_rows(query.shape[2], key.shape[2], query.device)
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return output, None
     batch, q_heads, count, dim = query.shape
     layer = key.layer
     heads = layer.key_format.kv_heads
     grouped = query.transpose(1, 2).reshape(batch, count, heads, q_heads // heads, dim)
-    visibility = _Visibility(layer, attention_mask, count, query.device, batch)
+    kept_recent = 0 if layer.recent_keys is None else layer.recent_keys.shape[1]
+    visibility = Visibility(layer.options, attention_mask, batch, count, layer.tokens, kept_recent, query.device)
     scale = dim**-0.5 if scaling is None else scaling
     layer.store(visibility.starts)
     layer.remember_sinks(key.new_keys, key.new_values, visibility.starts)
@@ -73,98 +97,29 @@ def kvbench_attention(
     return merged.out.reshape(batch, count, q_heads, -1).to(query.dtype), None
 
 
-class _Visibility:
-    """Which tokens each query of a chunk may see, and which copy of them: packed, sink or recent.
-
-    Slots count from 0, left padding included; the chunk's queries are the last ``count`` slots.
-    """
-
-    def __init__(self, layer: PackedLayer, mask: Tensor | None, count: int, device: torch.device, batch: int) -> None:
-        self.layer, self.options, self.count = layer, layer.options, count
-        self.first = layer.tokens - count
-        self.slots = torch.arange(self.first, layer.tokens, device=device)
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask == 0  # an additive mask: zero keeps, anything else is minus infinity in some dtype
-        self.mask = None if mask is None else mask[:, 0, :, : layer.tokens]
-        if self.mask is None:
-            self.starts = torch.zeros(batch, dtype=torch.long, device=device)
-        else:
-            # the newest query sees every real token, so its first visible slot is the sequence's start
-            self.starts = self.mask[:, -1].to(torch.uint8).argmax(-1).expand(batch)
-
-    def allowed(self, start: int, stop: int) -> Tensor:
-        """The model's own mask for slots ``start..stop``: bool ``[batch or 1, queries, stop - start]``."""
-        if self.mask is not None:
-            return self.mask[:, :, start:stop]
-        return (torch.arange(start, stop, device=self.slots.device) <= self.slots[:, None])[None]
-
-    def in_windows(self, start: int, stop: int) -> Tensor | None:
-        """Slots that are read in full precision: bool, broadcastable to ``[batch, queries, stop - start]``."""
-        slots = torch.arange(start, stop, device=self.slots.device)
-        parts = []
-        if self.options.n_sink:
-            parts.append(self.sinks(slots))
-        recent = self.recent(slots)
-        if recent is not None:
-            parts.append(recent[None])
-        if not parts:
-            return None
-        return parts[0] if len(parts) == 1 else parts[0] | parts[1]
-
-    def sinks(self, slots: Tensor) -> Tensor:
-        """Which ``slots`` are among their sequence's first ``n_sink`` tokens, padding before them included.
-
-        ``[batch, 1, slots]``.
-        """
-        return (slots[None] < (self.starts + self.options.n_sink)[:, None])[:, None]
-
-    def recent(self, slots: Tensor) -> Tensor | None:
-        """Which ``slots`` each query reads from the recent window or its own exact chunk: ``[queries, slots]``."""
-        recent = None
-        if self.options.recent_window:
-            recent = slots[None] > self.slots[:, None] - self.options.recent_window
-            recent &= slots[None] >= self.first - self.kept_recent
-        if self.options.exact_prefill:
-            chunk = (slots[None] >= self.first).expand(self.count, -1)
-            recent = chunk if recent is None else recent | chunk
-        return recent
-
-    @property
-    def kept_recent(self) -> int:
-        """Tokens before the chunk that the recent window holds."""
-        return 0 if self.layer.recent_keys is None else self.layer.recent_keys.shape[1]
-
-    def packed(self, start: int, stop: int) -> Tensor:
-        windows = self.in_windows(start, stop)
-        allowed = self.allowed(start, stop)
-        return allowed if windows is None else allowed & ~windows
+def _last_rows(queries: int, tokens: int, device: torch.device) -> Tensor:
+    """The causal mask of the last ``queries`` of ``tokens`` slots, bool ``[1, 1, queries, tokens]``."""
+    slots = torch.arange(tokens, device=device)
+    return (slots <= slots[-queries:, None])[None, None]
 
 
-def _partials(queries: Tensor, states: PackedStates, visibility: _Visibility, scale: float) -> list[Partial]:
-    """Attention over packed tokens, recent window and own chunk, and sinks, each on its own."""
-    layer = states.layer
-    assert layer.keys_storage is not None and layer.values_storage is not None
-    partials = [
-        attend_packed(
-            queries,
-            layer.keys_storage.codec,
-            layer.values_storage.codec,
-            layer.keys_storage.read(layer.tokens),
-            layer.values_storage.read(layer.tokens),
-            visibility.packed,
-            scale,
-            visibility.starts,
-        )
-    ]
+def _partials(queries: Tensor, states: PackedStates, visibility: Visibility, scale: float) -> list[Partial]:
+    """Attention over packed tokens (and the chunk itself, where that is exact), recent window, and sinks."""
+    layer, options = states.layer, states.layer.options
+    assert layer.storage is not None
+    own = (states.new_keys, states.new_values) if options.exact_prefill and not options.recent_window else None
+    partials = [layer.storage.attend(queries, visibility, scale, own)]
     layer.packed_tokens_read += layer.tokens
-    if layer.options.recent_window or layer.options.exact_prefill:
+    if layer.storage.lossless:  # copies would be read for nothing
+        return partials
+    if options.recent_window:
         partials.append(_attend_recent(queries, states, visibility, scale))
-    if layer.options.n_sink:
+    if options.n_sink:
         partials.append(_attend_sinks(queries, states, visibility, scale))
     return partials
 
 
-def _attend_recent(queries: Tensor, states: PackedStates, visibility: _Visibility, scale: float) -> Partial:
+def _attend_recent(queries: Tensor, states: PackedStates, visibility: Visibility, scale: float) -> Partial:
     layer = states.layer
     assert layer.recent_keys is not None and layer.recent_values is not None
     start = visibility.first - visibility.kept_recent
@@ -180,7 +135,7 @@ def _attend_recent(queries: Tensor, states: PackedStates, visibility: _Visibilit
     return attend_dense(queries, keys, values, visible, scale)
 
 
-def _attend_sinks(queries: Tensor, states: PackedStates, visibility: _Visibility, scale: float) -> Partial:
+def _attend_sinks(queries: Tensor, states: PackedStates, visibility: Visibility, scale: float) -> Partial:
     """Attention over the full-precision copies of each sequence's first real tokens."""
     layer = states.layer
     assert layer.sink_keys is not None and layer.sink_values is not None

@@ -16,9 +16,9 @@ def measure_compression(cache: PackedCache) -> Compression | None:
     code_k = code_v = analytical = 0.0
     for layer in cache.layers:
         if isinstance(layer, PackedLayer):
-            if layer.keys_storage is None:
+            if layer.storage is None:
                 return None
-            slots = layer.tokens * layer.keys_storage.batch
+            slots = layer.tokens * layer.storage.batch
             tokens = max(tokens, slots)
             key, value = layer.key_format, layer.value_format
             elements_k += slots * key.kv_heads * key.head_dim

@@ -306,7 +306,8 @@ def check_batch_invariance(specimen: Specimen) -> None:
 
 def check_pieces(specimen: Specimen) -> None:
     """A cache filled in pieces holds what one filled at once holds."""
-    from kvbench.packed_cache import CacheOptions, PackedLayer
+    from kvbench.cache_options import CacheOptions
+    from kvbench.packed_cache import PackedLayer
 
     key, value = specimen.tensors()
     count = max(key.tokens, value.tokens) + 5

@@ -7,7 +7,7 @@ from kvbench.results import LayerEngagement
 REFUSED = "The run is refused: its scores would not be the quantizer's."
 
 
-def prove_engagement(cache: PackedCache, backend: str) -> list[LayerEngagement]:
+def prove_engagement(cache: PackedCache) -> list[LayerEngagement]:
     """One record a layer of a cache that has been used.
 
     Raises EngagementError, naming the layer, where a layer that should be packed is another kind of layer, has another
@@ -15,10 +15,10 @@ def prove_engagement(cache: PackedCache, backend: str) -> list[LayerEngagement]:
     """
     packed = cache.packed_layers
     expected = max((layer.packed_tokens_read for layer in packed), default=0)
-    return [_prove_layer(cache, index, layer, expected, backend) for index, layer in enumerate(cache.layers)]
+    return [_prove_layer(cache, index, layer, expected) for index, layer in enumerate(cache.layers)]
 
 
-def _prove_layer(cache: PackedCache, index: int, layer: object, expected: int, backend: str) -> LayerEngagement:
+def _prove_layer(cache: PackedCache, index: int, layer: object, expected: int) -> LayerEngagement:
     if cache.geometry.layers[index].sliding_window is not None:
         return LayerEngagement(
             layer=index, key_format="dense", value_format="dense", backend="torch", note="sliding window, kept dense"
@@ -33,12 +33,10 @@ def _prove_layer(cache: PackedCache, index: int, layer: object, expected: int, b
             f"layer {index} stored {layer.key_format.kind} keys and {layer.value_format.kind} values in a format other "
             f"than the quantizer's. {REFUSED}"
         )
-    for storage, role in ((layer.keys_storage, "keys"), (layer.values_storage, "values")):
-        if storage is None:
-            raise EngagementError(f"layer {index} stored no {role}. {REFUSED}")
-        found = [(plane.dtype, plane.shape[2]) for plane in storage.planes]
-        if found != [(plane.dtype, plane.width) for plane in storage.codec.planes]:
-            raise EngagementError(f"layer {index} holds {role} of another size than its format's. {REFUSED}")
+    if layer.storage is None:
+        raise EngagementError(f"layer {index} stored no keys and values. {REFUSED}")
+    if (defect := layer.storage.defect()) is not None:
+        raise EngagementError(f"layer {index} {defect}. {REFUSED}")
     if expected == 0 or layer.packed_tokens_read != expected:
         raise EngagementError(
             f"layer {index}: attention read {layer.packed_tokens_read} packed tokens where other layers read "
@@ -49,6 +47,12 @@ def _prove_layer(cache: PackedCache, index: int, layer: object, expected: int, b
         key_format=layer.key_format.kind,
         value_format=layer.value_format.kind,
         packed_tokens_read=layer.packed_tokens_read,
-        backend=backend,
-        note="excluded by cache.excluded_layers" if excluded else None,
+        backend=layer.storage.backend,
+        note="excluded by cache.excluded_layers" if excluded else _fallback(layer),
     )
+
+
+def _fallback(layer: PackedLayer) -> str | None:
+    """Why a layer on a GPU is read by the reference."""
+    assert layer.storage is not None
+    return layer.storage.why if layer.storage.backend == "reference" and layer.device.type == "cuda" else None

@@ -22,6 +22,8 @@ from kvbench.task import Task
 if TYPE_CHECKING:
     from kvbench.registry import Registry
 
+BACKENDS = ("auto", "reference", "triton")
+
 
 @dataclass
 class Job:
@@ -59,7 +61,7 @@ def load(config: DictConfig, registry: "Registry", quantizers: list[Quantizer], 
     """Texts, model and calibration, in the order in which mistakes are cheap to find."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    backend = choose_backend(config.backend)
+    backend = check_backend(config.backend)
     cache = _plain_cache(config)
     corpus = load_corpus(config.corpus)
     announce(f"loading {config.model.name}")
@@ -71,11 +73,11 @@ def load(config: DictConfig, registry: "Registry", quantizers: list[Quantizer], 
     return Job(config, registry, tasks, loaded, corpus, cache, backend, calibration)
 
 
-def choose_backend(asked: str) -> str:
-    """The backend that runs for ``backend=asked``. Raises ConfigurationError where it cannot."""
-    if asked not in ("auto", "reference"):
-        raise ConfigurationError(f"backend={asked} is not available: choose auto or reference.")
-    return "reference"
+def check_backend(asked: str) -> str:
+    """``backend=asked``, if there is such a one. Raises ConfigurationError."""
+    if asked not in BACKENDS:
+        raise ConfigurationError(f"backend={asked} is not available: choose {', '.join(BACKENDS)}.")
+    return asked
 
 
 def _plain_cache(config: DictConfig) -> CacheConfig:

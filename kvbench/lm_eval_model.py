@@ -22,11 +22,12 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
+from kvbench.attention import cache_argument
 from kvbench.configuration import CacheConfig, CorpusConfig, ModelConfig
 from kvbench.errors import ConfigurationError, unknown_name
 from kvbench.identity import digest
 from kvbench.prompt_reader import PromptReader
-from kvbench.session import Session, cache_argument
+from kvbench.session import Session
 
 CALIBRATION = (2048, 256)  # tokens, and tokens a window: kvbench's defaults
 HFLM_OPTIONS = ("max_length", "add_bos_token", "enable_thinking", "think_end_token", "chat_template_args")
@@ -175,7 +176,6 @@ def open_session(pretrained: str, quantizer: str, device: str, options: dict[str
     """A session as kvbench's defaults make it: calibrated on Python's documentation where the quantizer needs it."""
     from kvbench.calibrate import calibrate
     from kvbench.corpora import load_corpus
-    from kvbench.job import choose_backend
     from kvbench.models import load_model
     from kvbench.registry import load_registry
 
@@ -192,7 +192,7 @@ def open_session(pretrained: str, quantizer: str, device: str, options: dict[str
     corpus = load_corpus(CorpusConfig("pydoc"))
     calibration = calibrate(loaded, corpus, *CALIBRATION) if built.needs_calibration else None
     fitted = built.fit(calibration, loaded.geometry)
-    return Session(loaded, built, fitted, corpus, settings, choose_backend("auto"))
+    return Session(loaded, built, fitted, corpus, settings)
 
 
 def find_model(pretrained: str) -> ModelConfig:

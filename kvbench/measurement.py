@@ -3,7 +3,8 @@
 import json
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,7 +97,7 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
             n_sink=job.cache.n_sink,
             recent_window=job.cache.recent_window,
             excluded_layers=sorted(job.cache.excluded_layers),
-            backend=job.backend,
+            backend=ran(engagement) or job.backend,
             engagement=engagement,
         )
         largest = measurement.compression
@@ -105,6 +106,11 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
         yield
     statuses = {record.status for record in measurement.tasks.values()}
     measurement.status = "failed" if "failed" in statuses else "oom" if "oom" in statuses else "ok"
+
+
+def ran(engagement: Sequence[LayerEngagement]) -> str:
+    """The backends that read the layers, the most frequent first."""
+    return " and ".join(name for name, _ in Counter(layer.backend for layer in engagement).most_common())
 
 
 def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, format_digest: str, task: Task) -> StoredTask:

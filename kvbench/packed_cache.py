@@ -7,41 +7,19 @@ attention reads the copies instead of the packed tokens there. All of it is coun
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from kvbench.block_storage import BlockStorage
-from kvbench.configuration import CacheConfig
+from kvbench.cache_options import CacheOptions
 from kvbench.errors import ConfigurationError, EngagementError, NonFiniteError
 from kvbench.geometry import ModelGeometry
-from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import CacheFormat, Dense, TensorFormat
-from kvbench.plugin_codec import layer_codec
+from kvbench.layer_storage import LayerStorage, new_storage
 
-GROWTH = 1.5  # eager storage grows by this factor, so appending costs amortised constant time
 FIRST_CAPACITY = 64
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """What the cache keeps in full precision, and what a chunk of queries sees of itself.
-
-    ``exact_prefill``: a chunk attends to its own keys and values in full precision (what serving stacks do);
-    otherwise to their quantized selves (the paper's protocol). ``capacity``: tokens of fixed storage, None to grow.
-    """
-
-    n_sink: int = 0
-    recent_window: int = 0
-    exact_prefill: bool = False
-    capacity: int | None = None
-
-    @staticmethod
-    def from_config(config: CacheConfig, capacity: int | None = None) -> "CacheOptions":
-        return CacheOptions(config.n_sink, config.recent_window, config.prefill == "exact", capacity)
 
 
 class PackedStates:
@@ -63,74 +41,22 @@ class PackedStates:
         )
 
 
-class _Storage:
-    """Planes ``[batch, capacity, width]`` of one codec, of which the first ``length`` tokens are in use."""
-
-    def __init__(self, codec: Codec, batch: int, capacity: int, device: torch.device) -> None:
-        self.codec = codec
-        self.planes = [
-            torch.zeros(batch, capacity, plane.width, dtype=plane.dtype, device=device) for plane in codec.planes
-        ]
-
-    @property
-    def batch(self) -> int:
-        return self.planes[0].shape[0]
-
-    @property
-    def capacity(self) -> int:
-        return self.planes[0].shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(plane.untyped_storage().nbytes() for plane in self.planes) + self.codec.constant_bytes
-
-    def reserve(self, tokens: int) -> None:
-        if tokens <= self.capacity:
-            return
-        capacity = max(tokens, int(self.capacity * GROWTH))
-        for index, plane in enumerate(self.planes):
-            grown = plane.new_zeros(plane.shape[0], capacity, plane.shape[2])
-            grown[:, : plane.shape[1]] = plane
-            self.planes[index] = grown
-
-    def write(self, start: int, states: Tensor, positions: Tensor) -> None:
-        for plane, encoded in zip(self.planes, self.codec.encode(states, positions), strict=True):
-            plane[:, start : start + encoded.shape[1]] = encoded
-
-    def read(self, length: int) -> tuple[Tensor, ...]:
-        return tuple(plane[:, :length] for plane in self.planes)
-
-    def crop(self, length: int) -> None:
-        """Nothing to do: slots past the length in use are overwritten."""
-
-    def select(self, rows: Tensor) -> None:
-        self.planes = [plane.index_select(0, rows.to(plane.device)) for plane in self.planes]
-
-    def move(self, device: torch.device | str) -> None:
-        self.planes = [plane.to(device, non_blocking=True) for plane in self.planes]
-
-
-def _storage(codec: Codec, batch: int, capacity: int, like: Tensor) -> _Storage | BlockStorage:
-    """Empty storage of a codec; ``like`` has the dtype and device of the states that will come."""
-    if codec.block_tokens > 1:
-        return BlockStorage(codec, batch, capacity, like)
-    return _Storage(codec, batch, capacity, like.device)
-
-
 class PackedLayer(CacheLayerMixin):
     """One layer's cache. ``tokens`` counts the slots in use, left padding included."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, index: int, key: TensorFormat, value: TensorFormat, options: CacheOptions) -> None:
+    def __init__(
+        self, index: int, key: TensorFormat, value: TensorFormat, options: CacheOptions, group: int = 1
+    ) -> None:
         super().__init__()
         self.index, self.key_format, self.value_format, self.options = index, key, value, options
+        self.group = group  # query heads a KV head
         self.tokens = 0
         self.expected_tokens = 0  # storage starts at this size where it is known beforehand
         self.packed_tokens_read = 0
-        self.keys_storage: _Storage | BlockStorage | None = None
-        self.values_storage: _Storage | BlockStorage | None = None
+        self.storage: LayerStorage | None = None
         # full-precision copies [batch, tokens, kv_heads, head_dim]; sinks fill up as real tokens arrive
         self.sink_keys: Tensor | None = None
         self.sink_values: Tensor | None = None
@@ -148,12 +74,7 @@ class PackedLayer(CacheLayerMixin):
                     f"dims, the model has {states.shape[1]} of {states.shape[3]}. Fit the quantizer to this model."
                 )
         capacity = self.options.capacity or self.expected_tokens or FIRST_CAPACITY
-        self.keys_storage = _storage(
-            layer_codec(self.key_format, self.device, self.index, "keys"), batch, capacity, key_states
-        )
-        self.values_storage = _storage(
-            layer_codec(self.value_format, self.device, self.index, "values"), batch, capacity, value_states
-        )
+        self.storage = new_storage(self, batch, capacity, key_states, value_states)
         if self.options.n_sink:
             self.sink_keys = key_states.new_zeros(batch, self.options.n_sink, heads, dim)
             self.sink_values = value_states.new_zeros(batch, self.options.n_sink, *value_states.shape[1::2])
@@ -188,21 +109,17 @@ class PackedLayer(CacheLayerMixin):
         """
         if self._waiting is None:
             return
-        assert self.keys_storage is not None and self.values_storage is not None
+        assert self.storage is not None
         states, self._waiting = self._waiting, None
         if starts is not None:
             self.starts = starts
         first = self.tokens - states.new_keys.shape[1]
         positions = torch.arange(first, self.tokens, device=self.device) - self.starts[:, None]
-        for storage, tensor, role in (
-            (self.keys_storage, states.new_keys, "keys"),
-            (self.values_storage, states.new_values, "values"),
-        ):
-            storage.reserve(self.tokens)
-            try:
-                storage.write(first, tensor, positions)
-            except ValueError as error:
-                raise NonFiniteError(f"layer {self.index}: {role}: {error}.") from error
+        self.storage.reserve(self.tokens)
+        try:
+            self.storage.write(first, states.new_keys, states.new_values, positions)
+        except ValueError as error:
+            raise NonFiniteError(f"layer {self.index}: {error}.") from error
 
     def remember_sinks(self, keys: Tensor, values: Tensor, starts: Tensor) -> None:
         """Keep full-precision copies of each sequence's first real tokens among the newest ones.
@@ -229,14 +146,10 @@ class PackedLayer(CacheLayerMixin):
     def decode(self) -> tuple[Tensor, Tensor]:
         """Keys (after RoPE) and values as packed storage gives them back, ``[batch, tokens, kv_heads, head_dim]``."""
         self.store()
-        assert self.keys_storage is not None and self.values_storage is not None
+        assert self.storage is not None
         self.packed_tokens_read += self.tokens
         positions = torch.arange(self.tokens, device=self.device) - self.starts[:, None]
-        keys, values = (
-            storage.codec.restore(storage.read(self.tokens), positions)
-            for storage in (self.keys_storage, self.values_storage)
-        )
-        return keys, values
+        return self.storage.decode(self.tokens, positions)
 
     @property
     def window_tensors(self) -> list[Tensor]:
@@ -246,10 +159,11 @@ class PackedLayer(CacheLayerMixin):
     def bytes_allocated(self) -> tuple[int, int]:
         """Bytes of the tensors that hold keys and values: codes, norms, padding, spare capacity, windows."""
         self.store()
-        if self.keys_storage is None or self.values_storage is None:
+        if self.storage is None:
             return 0, 0
         windows = sum(tensor.untyped_storage().nbytes() for tensor in self.window_tensors) // 2
-        return self.keys_storage.nbytes + windows, self.values_storage.nbytes + windows
+        keys, values = self.storage.nbytes
+        return keys + windows, values + windows
 
     def get_seq_length(self) -> int:
         return self.tokens
@@ -269,9 +183,8 @@ class PackedLayer(CacheLayerMixin):
             return
         self.store()
         self.tokens -= removed
-        for storage in (self.keys_storage, self.values_storage):
-            if storage is not None:
-                storage.crop(self.tokens)
+        if self.storage is not None:
+            self.storage.crop(self.tokens)
         if self.options.recent_window:
             assert self.recent_keys is not None and self.recent_values is not None
             kept = max(0, self.recent_keys.shape[1] - removed)
@@ -281,7 +194,7 @@ class PackedLayer(CacheLayerMixin):
         self.tokens = 0
         self._waiting = None
         self.is_initialized = False
-        self.keys_storage = self.values_storage = None
+        self.storage = None
         self.sink_keys = self.sink_values = None
         self.recent_keys = self.recent_values = None
 
@@ -289,19 +202,16 @@ class PackedLayer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.keys_storage is not None:
-            self.batch_select_indices(
-                torch.arange(self.keys_storage.batch, device=self.device).repeat_interleave(repeats)
-            )
+        if self.storage is not None:
+            self.batch_select_indices(torch.arange(self.storage.batch, device=self.device).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the sequences ``indices [new batch]``, in that order, repeats allowed."""
         self.store()
-        if self.keys_storage is None or self.values_storage is None:
+        if self.storage is None:
             return
-        self.keys_storage.select(indices)
+        self.storage.select(indices)
         self.starts = self.starts.index_select(0, indices.to(self.device))
-        self.values_storage.select(indices)
         for name in ("sink_keys", "sink_values", "recent_keys", "recent_values"):
             tensor = getattr(self, name)
             if tensor is not None:
@@ -315,9 +225,8 @@ class PackedLayer(CacheLayerMixin):
             self._move(self.device)
 
     def _move(self, device: torch.device | str) -> None:
-        for storage in (self.keys_storage, self.values_storage):
-            if storage is not None:
-                storage.move(device)
+        if self.storage is not None:
+            self.storage.move(device)
 
 
 class PackedCache(Cache):
@@ -351,8 +260,8 @@ class PackedCache(Cache):
             return DynamicSlidingWindowLayer(sliding_window=shape.sliding_window)
         if index in self.excluded_layers:
             dense = Dense(shape.kv_heads, shape.head_dim, self.geometry.dtype)
-            return PackedLayer(index, dense, dense, self.options)
-        return PackedLayer(index, self.format.key[index], self.format.value[index], self.options)
+            return PackedLayer(index, dense, dense, self.options, shape.group_size)
+        return PackedLayer(index, self.format.key[index], self.format.value[index], self.options, shape.group_size)
 
     @property
     def packed_layers(self) -> list[PackedLayer]:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from kvbench.attention import packed_attention
+from kvbench.attention import cache_argument, packed_attention
+from kvbench.cache_options import CacheOptions
 from kvbench.compression import measure_compression
 from kvbench.configuration import CacheConfig
 from kvbench.engagement import prove_engagement
 from kvbench.kernels.formats import CacheFormat, Dense
-from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
+from kvbench.packed_cache import PackedCache, PackedLayer
 from kvbench.peak_memory import PeakMemory
 from kvbench.progress import track
 from kvbench.prompt_reader import PromptReader
@@ -48,7 +49,7 @@ class Session:
     format: CacheFormat
     corpus: "Corpus"
     cache: CacheConfig
-    backend: str = "reference"
+    backend: str = "auto"
     memo: dict[str, Any] = field(default_factory=dict)
     engagement: list[LayerEngagement] = field(default_factory=list)
     compression: Compression | None = None
@@ -73,7 +74,7 @@ class Session:
 
     def new_cache(self) -> PackedCache:
         """An empty packed cache of this session's format and options."""
-        options = CacheOptions.from_config(self.cache)
+        options = CacheOptions.from_config(self.cache, self.backend)
         return PackedCache(self.format, self.loaded.geometry, options, self.cache.excluded_layers)
 
     def unquantized_cache(self) -> PackedCache:
@@ -100,7 +101,7 @@ class Session:
 
         :meth:`engage` does it on leaving. Raises EngagementError where a layer was not packed.
         """
-        self._add(prove_engagement(cache, self.backend), measure_compression(cache))
+        self._add(prove_engagement(cache), measure_compression(cache))
 
     def _add(self, engagement: list[LayerEngagement], compression: Compression | None) -> None:
         self.engagement = added(self.engagement, engagement)
@@ -304,8 +305,3 @@ def added(first: list[LayerEngagement], second: list[LayerEngagement]) -> list[L
         new.model_copy(update={"packed_tokens_read": old.packed_tokens_read + new.packed_tokens_read})
         for old, new in zip(first, second, strict=True)
     ]
-
-
-def cache_argument(model: Any) -> str:
-    """What ``model.forward`` calls its cache: ``cache`` since transformers 5.24, ``past_key_values`` before."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -1,8 +1,14 @@
 """Models that several test modules share."""
 
+import os
 from collections.abc import Callable
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported, which other libraries do too
+
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 
 from kvbench.block_storage import BlockStorage
+from kvbench.cache_options import CacheOptions
 from kvbench.errors import NonFiniteError
-from kvbench.packed_cache import CacheOptions, PackedLayer
+from kvbench.packed_cache import PackedLayer
+from kvbench.plane_storage import PlaneStorage
 from kvbench.quantizers.kivi import Kivi
 
 from .tiny_models import calibration, session, tiny_model, tokens
@@ -100,13 +102,13 @@ def test_beams_take_their_blocks_and_tails_with_them() -> None:
 def test_bytes_hold_blocks_and_tail_and_grow_with_blocks() -> None:
     found = layer(capacity=40)
     found.update(states(2, 4), states(2, 4))
-    storage = found.keys_storage
+    assert isinstance(found.storage, PlaneStorage)
+    storage, values_storage = found.storage.keys, found.storage.values
     assert isinstance(storage, BlockStorage)
     tail = 2 * 7 * 2 * 64 * 4  # batch, tokens, heads, dims, float32
     assert storage.nbytes == 2 * 40 * storage.codec.bytes_per_token + tail
     keys, values = found.bytes_allocated()
-    assert found.values_storage is not None
-    assert (keys, values) == (storage.nbytes, found.values_storage.nbytes)
+    assert (keys, values) == (storage.nbytes, values_storage.nbytes)
 
 
 def test_nan_is_refused_even_while_a_token_waits_uncoded() -> None:

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from kvbench.cache_options import CacheOptions
 from kvbench.calibrate import calibrate
 from kvbench.compression import measure_compression
 from kvbench.configuration import CacheConfig, ModelConfig
 from kvbench.geometry import ModelGeometry
 from kvbench.models import load_model
-from kvbench.packed_cache import CacheOptions, PackedCache
+from kvbench.packed_cache import PackedCache
+from kvbench.plane_storage import PlaneStorage
 from kvbench.quantizer import Quantizer
 from kvbench.quantizers.blockgtq import BlockGTQ
 from kvbench.quantizers.fp16 import Fp16
@@ -38,8 +40,8 @@ def test_bytes_are_those_of_the_tensors_that_hold_the_cache(quantizer: Quantizer
     cache = filled(quantizer, geometry(64))
     size = measure_compression(cache)
     assert size is not None
-    storages = [s for layer in cache.packed_layers for s in (layer.keys_storage, layer.values_storage) if s is not None]
-    planes = [plane for storage in storages for plane in storage.planes]
+    storages = [layer.storage for layer in cache.packed_layers if isinstance(layer.storage, PlaneStorage)]
+    planes = [plane for storage in storages for part in (storage.keys, storage.values) for plane in part.planes]
     assert size.bytes_allocated == sum(plane.numel() * plane.element_size() for plane in planes)
     assert size.tokens == 2 * TOKENS
     assert size.bytes_fp16 == 2 * (2 * 2 * TOKENS) * 2 * 2 * 64

@@ -6,11 +6,14 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from kvbench.attention import cache_argument
+from kvbench.cache_options import CacheOptions
 from kvbench.errors import EngagementError, NonFiniteError
 from kvbench.kernels.formats import Dense
-from kvbench.packed_cache import CacheOptions, PackedCache, PackedLayer
+from kvbench.packed_cache import PackedCache, PackedLayer
+from kvbench.plane_storage import PlaneStorage
 from kvbench.quantizers.blockgtq import BlockGTQ
-from kvbench.session import Session, cache_argument
+from kvbench.session import Session
 
 from .tiny_models import session, tiny_model, tokens
 
@@ -74,9 +77,9 @@ def test_a_layer_with_another_format_is_refused() -> None:
 
 def test_a_layer_whose_planes_are_wider_than_declared_is_refused() -> None:
     def widen(cache: PackedCache) -> None:
-        storage = cache.packed_layers[1].values_storage
-        assert storage is not None
-        storage.planes[0] = storage.planes[0].repeat(1, 1, 4)
+        storage = cache.packed_layers[1].storage
+        assert isinstance(storage, PlaneStorage)
+        storage.values.planes[0] = storage.values.planes[0].repeat(1, 1, 4)
 
     with pytest.raises(EngagementError, match="layer 1 holds values of another size"):
         sabotaged(session("three", BlockGTQ()), after=widen)
@@ -91,7 +94,7 @@ def test_an_attention_swapped_back_is_refused_at_its_first_layer(implementation:
 
 def test_a_cache_that_was_never_read_is_refused() -> None:
     of = session("three", BlockGTQ())
-    with pytest.raises(EngagementError, match="layer 0 stored no keys"), of.engage():
+    with pytest.raises(EngagementError, match="layer 0 stored no keys and values"), of.engage():
         of.loaded.model(tokens(1, 12))
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.attention import cache_argument
 from kvbench.kernels.formats import Dense
 from kvbench.packed_cache import PackedCache
 from kvbench.quantizers.blockgtq import BlockGTQ
 from kvbench.quantizers.fp16 import Fp16
-from kvbench.session import Session, cache_argument
+from kvbench.session import Session
 
 from .tiny_models import GEOMETRIES, session, tiny_model, tokens
 

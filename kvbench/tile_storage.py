@@ -1,0 +1,137 @@
+"""Storage of one layer in tile pages: written and read by Triton kernels, keys and values in one buffer."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from kvbench.kernels.attention import Partial, attend_dense, attend_packed, merge
+from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
+from kvbench.kernels.tile_attention import TileAttention
+from kvbench.kernels.tile_encode import TileEncoder
+from kvbench.kernels.tile_prefill import TilePrefill
+from kvbench.kernels.tiles import PAGE, TileLayout
+from kvbench.plane_storage import repeat_slots
+
+if TYPE_CHECKING:
+    from kvbench.visibility import Visibility
+
+GROWTH = 1.5  # storage grows by this factor, so appending costs amortised constant time
+
+
+class TileKernels:
+    """What reads and writes pages of one layout on one device: kernels' tables and the reference's codecs."""
+
+    def __init__(self, layout: TileLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.encode, self.attend = TileEncoder(layout, device), TileAttention(layout, device)
+        self.prefill = TilePrefill(layout, device)
+        self.key_codec = cast(RotatedCodebookCodec, layout.key_format.codec(device))
+        self.value_codec = cast(RotatedCodebookCodec, layout.value_format.codec(device))
+
+
+@lru_cache(maxsize=256)  # caches come and go; a layer's tables stay the same
+def _kernels(layout: TileLayout, device: torch.device) -> TileKernels:
+    return TileKernels(layout, device)
+
+
+class TileStorage:
+    """Pages ``[batch, pages, page_bytes]`` of one layer (see :class:`kvbench.layer_storage.LayerStorage`).
+
+    Slot ``t`` of a sequence, left padding included, is token ``t % 128`` of its page ``t // 128``. Numbers that are not
+    finite raise a flag on the device; :meth:`defect` reads it.
+    """
+
+    backend, lossless = "triton", False
+
+    def __init__(self, layout: TileLayout, batch: int, capacity: int, device: torch.device, why: str) -> None:
+        self.layout, self.why = layout, why
+        self.kernels = _kernels(layout, device)
+        self.pages = layout.allocate(batch, capacity, device)
+
+    @property
+    def batch(self) -> int:
+        return self.pages.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.pages.shape[1] * PAGE
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of the pages, keys' part and values' part."""
+        total = self.pages.untyped_storage().nbytes()
+        key_codes, value_codes, key_norms, value_norms = self.layout.offsets[: self.layout.kv_heads].T
+        of_keys = int((value_codes - key_codes + value_norms - key_norms).sum())
+        keys = total // self.layout.page_bytes * of_keys
+        return keys, total - keys
+
+    def reserve(self, tokens: int) -> None:
+        if tokens <= self.capacity:
+            return
+        grown = self.layout.allocate(self.batch, max(tokens, int(self.capacity * GROWTH)), self.pages.device)
+        grown[:, : self.pages.shape[1]] = self.pages
+        self.pages = grown
+
+    def write(self, first: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        firsts = torch.full((self.batch,), first, dtype=torch.int32, device=self.pages.device)
+        self.kernels.encode(keys, values, self.pages, firsts)
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, stops: Tensor, scaling: float) -> Tensor:
+        self.kernels.encode(key[:, None], value[:, None], self.pages, stops - 1)
+        return self.kernels.attend(query, self.pages, starts, stops, scaling)[0]
+
+    def attend(
+        self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None
+    ) -> Partial:
+        if queries.shape[1] == 1:
+            return self._attend_token(queries, visibility, scaling, own)
+        if visibility.options.recent_window:  # every query reads another span of packed tokens: the reference's work
+            codecs, planes = (self.kernels.key_codec, self.kernels.value_codec), self._planes(visibility.tokens)
+            return attend_packed(queries, *codecs, *planes, visibility.packed, scaling, visibility.starts)
+        starts, _ = visibility.packed_span()
+        query = queries.flatten(2, 3).contiguous()
+        out, lse = self.kernels.prefill(query, self.pages, starts, visibility.first, scaling, own)
+        return Partial(out.view_as(queries).float(), lse.view(queries.shape[:-1]))
+
+    def _attend_token(
+        self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None
+    ) -> Partial:
+        starts, stops = visibility.packed_span()
+        out, lse = self.kernels.attend(queries[:, 0].flatten(1, 2), self.pages, starts, stops, scaling)
+        packed = Partial(out.view_as(queries).float(), lse.view(queries.shape[:-1]))
+        return packed if own is None else merge([packed, attend_dense(queries, *own, visibility.own(), scaling)])
+
+    def _planes(self, tokens: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The first ``tokens`` slots as the reference codecs' planes ``[batch, tokens, width]``."""
+        parts = [self.layout.unpack(row, tokens) for row in self.pages]
+        key_codes, key_norms, value_codes, value_norms = (torch.stack(part) for part in zip(*parts, strict=True))
+        return (
+            (self.kernels.key_codec.layout.pack(key_codes.flatten(-2)), key_norms),
+            (self.kernels.value_codec.layout.pack(value_codes.flatten(-2)), value_norms),
+        )
+
+    def decode(self, tokens: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self._planes(tokens)
+        return self.kernels.key_codec.restore(keys, positions), self.kernels.value_codec.restore(values, positions)
+
+    def defect(self) -> str | None:
+        if self.pages.shape[2] != self.layout.page_bytes or self.pages.dtype != torch.uint8:
+            return "holds pages of another size than its format's"
+        if bool(self.kernels.encode.flag):
+            self.kernels.encode.flag.zero_()
+            return "was given keys or values with NaN or infinity"
+        return None
+
+    def repeat(self, present: int, total: int) -> None:
+        repeat_slots(self.pages, present // PAGE, -(-total // PAGE))
+
+    def crop(self, length: int) -> None:
+        """Nothing to do: slots past the length in use are overwritten."""
+
+    def select(self, rows: Tensor) -> None:
+        self.pages = self.pages.index_select(0, rows.to(self.pages.device))
+
+    def move(self, device: torch.device | str) -> None:
+        self.pages = self.pages.to(device, non_blocking=True)
