@@ -1,10 +1,11 @@
-"""Formats of the methods that people compare with: integers, 8-bit and 4-bit floats, TurboQuant's inner-product code.
+"""Formats of the methods that people compare with: integers, small floats, codebooks with outliers, TurboQuant-prod.
 
 Frozen data like :mod:`kvbench.kernels.formats`, and like it free of torch. What the bytes mean is said where each codec
 is: :mod:`~kvbench.kernels.affine`, :mod:`~kvbench.kernels.float8`, :mod:`~kvbench.kernels.block_float4`,
-:mod:`~kvbench.kernels.turboquant_prod`, :mod:`~kvbench.kernels.channel_affine`.
+:mod:`~kvbench.kernels.turboquant_prod`, :mod:`~kvbench.kernels.channel_affine`, :mod:`~kvbench.kernels.nonuniform`.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -242,3 +243,57 @@ class TokenBlocks(TensorFormat):
         from kvbench.kernels.channel_affine import TokenBlocksCodec
 
         return TokenBlocksCodec(self, device)
+
+
+@dataclass(frozen=True)
+class NonUniform(TensorFormat):
+    """Codes into one table of ``levels``, and a token's ``outliers`` farthest numbers apart, in float16.
+
+    ``levels`` are 2^b rising numbers, mostly within -1 .. 1. With ``ranges`` ``[kv_heads][head_dim]`` of (middle, half
+    width) they are scaled by channel, and nothing but codes and outliers is stored; without, by the token's own range,
+    which is stored. ``unit`` is that of stored float16 numbers.
+    """
+
+    kv_heads: int
+    head_dim: int
+    levels: tuple[float, ...]
+    outliers: int
+    ranges: tuple[tuple[tuple[float, float], ...], ...] | None = None
+    unit: float = 1.0
+    kind: ClassVar[str] = "nonuniform"
+
+    def __post_init__(self) -> None:
+        if len(self.levels) != 1 << self.bits or not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"a table has 2, 4, ... or {1 << MAX_BITS} levels, not {len(self.levels)}")
+        if any(low >= high for low, high in itertools.pairwise(self.levels)):
+            raise ValueError("levels must rise")
+        if not 0 <= self.outliers < self.kv_heads * self.head_dim:
+            raise ValueError(f"{self.outliers} outliers among {self.kv_heads * self.head_dim} numbers of a token")
+        if self.ranges is not None and [len(head) for head in self.ranges] != [self.head_dim] * self.kv_heads:
+            raise ValueError(f"ranges are needed for each of {self.kv_heads} KV heads of {self.head_dim} dims")
+        if self.ranges is not None and not all(width > 0 for head in self.ranges for _, width in head):
+            raise ValueError("half widths of ranges must be positive")
+
+    @property
+    def bits(self) -> int:
+        """Bits a code."""
+        return (len(self.levels) - 1).bit_length()
+
+    @property
+    def index_bits(self) -> int:
+        """Bits that say which number of a token an outlier is."""
+        return 8 if self.kv_heads * self.head_dim <= 256 else 16
+
+    @property
+    def code_bits(self) -> float:
+        return float(self.bits)
+
+    @property
+    def bits_per_token(self) -> float:
+        stored = 32 if self.ranges is None else 0
+        return self.kv_heads * self.head_dim * self.bits + self.outliers * (self.index_bits + 16) + stored
+
+    def codec(self, device: "torch.device | str" = "cpu") -> "Codec":
+        from kvbench.kernels.nonuniform import NonUniformCodec
+
+        return NonUniformCodec(self, device)

@@ -10,7 +10,15 @@ from kvbench.calibration import Calibration, LayerCalibration, Rotary, TensorSta
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.geometry import LayerGeometry, ModelGeometry
 from kvbench.hookspecs import hookimpl
-from kvbench.kernels.comparator_formats import Affine, BlockFloat4, ChannelAffine, Float8, TokenBlocks, TurboQuantProd
+from kvbench.kernels.comparator_formats import (
+    Affine,
+    BlockFloat4,
+    ChannelAffine,
+    Float8,
+    NonUniform,
+    TokenBlocks,
+    TurboQuantProd,
+)
 from kvbench.kernels.formats import (
     CacheFormat,
     Centre,
@@ -61,6 +69,7 @@ __all__ = [
     "LogNorm",
     "ModelConfig",
     "ModelGeometry",
+    "NonUniform",
     "Plane",
     "Quantizer",
     "ReportSection",

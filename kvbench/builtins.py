@@ -19,24 +19,39 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
     from kvbench.quantizers.fp16 import Fp16
     from kvbench.quantizers.integer import Integer
     from kvbench.quantizers.kivi import Kivi
+    from kvbench.quantizers.kvquant import KVQuant
     from kvbench.quantizers.quarot import QuaRot
     from kvbench.quantizers.tqmse import TQMSE
     from kvbench.quantizers.turboquant_prod import TurboQuantInnerProduct
 
-    return [Fp16, TQMSE, BlockGTQ, CenteredBlockGTQ, TurboQuantInnerProduct, Integer, Fp8, MXFP4, NVFP4, QuaRot, Kivi]
+    return [
+        Fp16,
+        TQMSE,
+        BlockGTQ,
+        CenteredBlockGTQ,
+        TurboQuantInnerProduct,
+        Integer,
+        Fp8,
+        MXFP4,
+        NVFP4,
+        QuaRot,
+        Kivi,
+        KVQuant,
+    ]
 
 
 @hookimpl
 def kvbench_tasks() -> "list[type[Task]]":
     from kvbench.tasks.agreement import Agreement
     from kvbench.tasks.fidelity import Fidelity
+    from kvbench.tasks.latency import Latency
     from kvbench.tasks.lm_eval import LmEval
     from kvbench.tasks.logit_error import LogitError
     from kvbench.tasks.longbench import LongBench
     from kvbench.tasks.niah import Niah
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity, Fidelity, Agreement, Niah, LongBench, LmEval]
+    return [LogitError, Perplexity, Fidelity, Agreement, Niah, LongBench, Latency, LmEval]
 
 
 @hookimpl

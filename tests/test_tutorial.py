@@ -82,6 +82,7 @@ def test_every_format_and_every_quantizer_is_documented() -> None:
 def test_bits_a_number_are_those_of_the_formats() -> None:
     shape = model_geometry(128, layers=1)
     rotated = TQMSE(k_bits=3).fit(synthetic_calibration(shape), shape).key[0]
+    levels = tuple(float(level) for level in range(8))
     formats = {
         "`Dense`": Dense(2, 128),
         "`RotatedCodebook`, one group": rotated,
@@ -93,10 +94,16 @@ def test_bits_a_number_are_those_of_the_formats() -> None:
         "`Affine`, whole head": api.Affine(2, 128, 4),
         "`Affine`, groups of 32": api.Affine(2, 128, 2, group=32),
         "`ChannelAffine`, groups of 32 tokens": api.ChannelAffine(2, 128, 2, 32, 64),
+        "`NonUniform` by channel, 10 outliers of 8 heads": api.NonUniform(
+            8, 128, levels, 10, (((0.0, 1.0),) * 128,) * 8
+        ),
+        "`NonUniform` by token, likewise": api.NonUniform(8, 128, levels, 10),
         "`Float8`": api.Float8(2, 128, "e4m3", (1.0, 1.0)),
         "`BlockFloat4`, MXFP4": api.BlockFloat4(2, 128, 32, "e8m0"),
         "`BlockFloat4`, NVFP4": api.BlockFloat4(2, 128, 16, "e4m3"),
     }
     table = (DOCS / "formats.md").read_text().partition("## Bits a number")[2].partition("## Codecs")[0]
     said = {name: float(bits) for name, bits in re.findall(r"^\| (`.*?) \| .*?([\d.]+) \|$", table, re.MULTILINE)}
-    assert said == {name: format.bits_per_token / 256 for name, format in formats.items()}
+    assert said == {
+        name: format.bits_per_token / (format.kv_heads * format.head_dim) for name, format in formats.items()
+    }

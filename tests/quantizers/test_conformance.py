@@ -9,6 +9,7 @@ if not torch.cuda.is_available():
 
 from kvbench.quantizers.integer import Integer
 from kvbench.quantizers.kivi import Kivi
+from kvbench.quantizers.kvquant import KVQuant
 from kvbench.quantizers.quarot import QuaRot
 from kvbench.registry import load_registry
 from kvbench.testing import quantizer_conformance
@@ -19,6 +20,7 @@ BUILTINS = {
 OPTIONS = {
     "kivi_short": Kivi(residual=32, group=16, scale_only=True),
     "int2": Integer(k_bits=2, v_bits=2),
+    "kvquant2": KVQuant(k_bits=2, v_bits=2, outliers=0.0),
     "quarot2": QuaRot(k_bits=2, v_bits=2, group=48, clip=1.0),
 }
 
