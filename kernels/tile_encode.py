@@ -1,49 +1,93 @@
 """Encoding keys and values straight into tile pages on the device: prefill and append."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvbench.kernels.formats import Fp16Norm
-from kvbench.kernels.tiles import DIM, PAGE, SLABS, UNIT, HeadTile, TileLayout, code_places, matrices
+from kvbench.kernels.formats import Codebook, Fp16Norm, RotatedCodebook
+from kvbench.kernels.tiles import DIM, PAGE, SLABS, UNIT, HeadTile, TileLayout, matrices, slab_bits, stored_patterns
 
-APPEND_BLOCK = 16  # the smallest matrix product Triton has
+PREFILL = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
+APPEND = {"num_warps": 8}
+BLOCKS_PER_MULTIPROCESSOR = 2  # their rotations fill its shared memory
+NEVER = 2.0  # a threshold that no coordinate of a unit vector passes
+FP16_TOP = 14  # the rotations' largest entries lie below 2^14, so that fp16 holds them and their rounding
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """One tensor's heads; shapes in :func:`kvbench.kernels.tile_encode_kernels.encode`."""
+    """All heads of the keys, then of the values; shapes in :func:`kvbench.kernels.tile_encode_kernels.prefill`."""
 
-    rotation: Tensor
+    rotations: Tensor
+    backs: Tensor
     thresholds: Tensor
-    levels: Tensor
-    slabs: Tensor
+    entries: Tensor
+    shares: Tensor
     norms: Tensor
-    places: Tensor
     offsets: Tensor
 
+    def all(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
 
-def _tables(tiles: list[HeadTile], rotation: Tensor, offsets: np.ndarray, device: torch.device) -> _Tables:
+
+def _coordinates() -> np.ndarray:
+    """The coordinate in every column of a rotated tile (:func:`kvbench.kernels.tile_encode_kernels.coordinate`)."""
+    n = np.arange(DIM)
+    return (n & 0x71) | ((n & 6) << 1) | ((n & 8) >> 2)
+
+
+def _rotations(format: RotatedCodebook) -> tuple[np.ndarray, np.ndarray]:
+    """``[kv_heads, 2, dim, column]`` float16 whose sum is each head's matrix times a power of two, and its inverse."""
+    turned = matrices(format)[0].double().numpy().transpose(0, 2, 1)[..., _coordinates()]
+    scales = np.exp2(FP16_TOP - np.ceil(np.log2(np.abs(turned).max((1, 2)))))
+    exact = turned * scales[:, None, None]
+    high = exact.astype(np.float16)
+    return np.stack([high, (exact - high).astype(np.float16)], 1), (1 / scales).astype(np.float32)
+
+
+def _fill_slabs(thresholds: np.ndarray, entries: np.ndarray, book: Codebook, run: int) -> None:
+    """Rows of slabs with one codebook, ``thresholds [slabs, 8]`` and ``entries [slabs, 16]``."""
+    middle, patterns = len(book.levels) // 2, stored_patterns(book.bits)
+    values = np.float32(book.scale) * np.array(book.levels[middle:], np.float32)
+    thresholds[:, : middle - 1] = (values[1:] + values[:-1]) / np.float32(2)
+    entries[:, :middle] = [patterns[middle + m] | level**2 << 8 for m, level in enumerate(book.levels[middle:])]
+    # what turns the pattern of a positive code into that of its negative: the same for all magnitudes
+    entries[:, 8:11] = patterns[middle] ^ patterns[middle - 1], book.bits == 4, run
+
+
+def _shares(template: int) -> np.ndarray:
+    """For each word and slab ``[4, 4, 3]``: which bits of the slab's nibbles the word takes, moved left and right."""
+    shares = np.zeros((4, SLABS, 3), np.int64)
+    for slab in range(SLABS):
+        for index, (word, bit) in enumerate(slab_bits(template, slab)):
+            shares[word, slab, 0] |= 0x11111111 << index
+            shares[word, slab, 1:] = max(bit - index, 0), max(index - bit, 0)
+    return shares.astype(np.uint32).view(np.int32)
+
+
+def _tables(layout: TileLayout, device: torch.device) -> _Tables:
+    tiles: list[HeadTile] = [*layout.key, *layout.value]
     heads = len(tiles)
-    thresholds = np.full((heads, SLABS, 16), np.inf, np.float32)
-    levels, slabs = np.zeros((heads, SLABS, 16), np.float32), np.zeros((heads, SLABS, 3), np.float32)
-    norms = np.ones((heads, 3, 3), np.float32)
+    thresholds, entries = np.full((heads, SLABS, 8), NEVER, np.float32), np.zeros((heads, SLABS, 16), np.int32)
+    norms = np.ones((heads, 3, 4), np.float32)
     for head, tile in enumerate(tiles):
         for run, ((start, count), group, book) in enumerate(zip(tile.runs, tile.groups, tile.codebooks, strict=True)):
             mine = slice(start, start + count)
-            values = np.float32(book.scale) * np.array(book.levels, np.float32)
-            thresholds[head, mine, : len(values) - 1] = (values[1:] + values[:-1]) / np.float32(2)
-            levels[head, mine, : len(values)] = book.levels
-            slabs[head, mine] = (book.scale, run, book.bits)
+            _fill_slabs(thresholds[head, mine], entries[head, mine], book, run)
+            norms[head, run, 3] = book.scale
             if isinstance(group.norm, Fp16Norm):
                 norms[head, run, 2] = group.norm.scale
             else:
                 norms[head, run, :2] = group.norm.low, group.norm.step
-    places = np.array([code_places(tile.template) for tile in tiles], np.int32)
-    arrays = (thresholds, levels, slabs, norms, places, np.ascontiguousarray(offsets // UNIT, np.int32))
-    return _Tables(rotation.to(device).contiguous(), *(torch.from_numpy(array).to(device) for array in arrays))
+    pairs = [_rotations(format) for format in (layout.key_format, layout.value_format)]
+    rotations, backs = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    shares = np.stack([_shares(tile.template) for tile in tiles])
+    offsets = layout.offsets[: layout.kv_heads] // UNIT
+    offsets = np.concatenate([offsets[:, [0, 2]], offsets[:, [1, 3]]]).astype(np.int32)
+    arrays = (rotations, backs, thresholds, entries, shares, norms, offsets)
+    return _Tables(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
 
 class TileEncoder:
@@ -56,10 +100,7 @@ class TileEncoder:
     def __init__(self, layout: TileLayout, device: torch.device | str) -> None:
         self.layout, self.device = layout, torch.device(device)
         self.flag = torch.zeros(1, dtype=torch.int32, device=self.device)
-        key_rotation, value_rotation = matrices(layout.key_format)[0], matrices(layout.value_format)[0]
-        offsets = layout.offsets[: layout.kv_heads]
-        self._key = _tables(layout.key, key_rotation, offsets[:, [0, 2]], self.device)
-        self._value = _tables(layout.value, value_rotation, offsets[:, [1, 3]], self.device)
+        self._tables = _tables(layout, self.device)
 
     def __call__(self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor) -> None:
         """Encode token ``i`` of sequence ``b`` into slot ``firsts[b] + i`` (int32, on the device).
@@ -67,27 +108,40 @@ class TileEncoder:
         ``keys`` and ``values`` are fp16, bf16 or fp32. Slots around the new ones keep their contents. The pages must
         reach.
         """
-        self._encode(keys, self._key, pages, firsts, value=False)
-        self._encode(values, self._value, pages, firsts, value=True)
-
-    def _encode(self, x: Tensor, tables: _Tables, pages: Tensor, firsts: Tensor, value: bool) -> None:
-        from kvbench.kernels.tile_encode_kernels import encode
+        from kvbench.kernels import tile_encode_kernels as k
 
         layout = self.layout
-        batch, tokens, heads, dim = x.shape
-        if (heads, dim) != (layout.kv_heads, DIM):
-            raise ValueError(f"expected [batch, tokens, {layout.kv_heads}, {DIM}], not {list(x.shape)}")
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        block = APPEND_BLOCK if tokens == 1 else PAGE
-        # tokens may straddle one page more than they fill
-        grid = (1 if tokens == 1 else -(-tokens // PAGE) + 1, heads, batch)
-        bits = layout.value_norm_bits if value else layout.key_norm_bits
-        tiles = layout.value if value else layout.key
-        encode[grid](
-            x, tables.rotation, tables.thresholds, tables.levels, tables.slabs, tables.norms, tables.places,
-            tables.offsets, pages, firsts, self.flag, tokens, layout.page_bytes, pages.stride(0), x.stride(0),
-            x.stride(1), x.stride(2), VALUE=value, WORDS=layout.value_words if value else layout.key_words,
-            CODES=max(2**book.bits for tile in tiles for book in tile.codebooks),
-            RUNS=max(len(tile.runs) for tile in tiles), LOG=bits == 8, BLOCK=block,
-            PRECISION="tf32x3", num_warps=8 if block == APPEND_BLOCK else 16,
-        )  # fmt: skip
+        batch, tokens = keys.shape[:2]
+        for x in (keys, values):
+            if x.shape != (batch, tokens, layout.kv_heads, DIM):
+                raise ValueError(f"expected [batch, tokens, {layout.kv_heads}, {DIM}], not {list(x.shape)}")
+        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+        inputs = (keys, values, *self._tables.all(), pages, firsts, self.flag)
+        sizes = (layout.kv_heads, layout.page_bytes, pages.stride(0), keys.stride()[:3], values.stride()[:3])
+        heads = 2 * layout.kv_heads
+        if tokens == 1:
+            k.append[(heads, batch)](*inputs, *sizes, **self._variant(), **APPEND)
+            return
+        count = -(-tokens // PAGE) + 1  # tokens may straddle one page more than they fill
+        share = self._share(count * heads * batch)
+        grid = (-(-count // share), heads, batch)
+        k.prefill[grid](*inputs, tokens, share, *sizes, **self._variant(), **PREFILL)
+
+    def _variant(self) -> dict[str, int]:
+        """The compile-time constants: two layers that agree in them share compiled kernels."""
+        layout = self.layout
+        return {
+            "KEY_WORDS": layout.key_words,
+            "VALUE_WORDS": layout.value_words,
+            "RUNS": 1 if all(len(tile.runs) == 1 for tile in layout.key) else 3,
+            "KEY_LOG": layout.key_norm_bits == 8,
+            "VALUE_LOG": layout.value_norm_bits == 8,
+            "ANY_WIDE": any(book.bits == 4 for tile in layout.key for book in tile.codebooks),
+        }
+
+    def _share(self, work: int) -> int:
+        """Pages a block encodes, one after the other, with ``work`` pages of all heads and sequences to do."""
+        if self.device.type != "cuda":
+            return 2
+        blocks = torch.cuda.get_device_properties(self.device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+        return -(-work // blocks)

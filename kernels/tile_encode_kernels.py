@@ -1,13 +1,24 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment,misc"
 # ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
-"""Encoding straight into tile pages, in Triton: norm, rotate, code, correct the norm, pack.
+# (tuples grow in unrolled loops, which mypy does not follow)
+"""Encoding straight into tile pages, in Triton: rotate, norm, code, correct the norm, pack.
 
-A block encodes the new tokens of one page (BLOCK 128), or up to 16 tokens of it (BLOCK 16, for appending one token),
-of one head of one sequence's keys or values. Words of a value page hold codes of several tokens, so they are read,
-changed where the new tokens are and written; no two blocks of a launch touch the same words.
+:func:`prefill` encodes whole pages, :func:`append` one token a sequence; keys and values of all heads in one launch.
+Words of a value page hold codes of several tokens, so those of a page that is not filled in one go are read, changed
+where the new tokens are and written; no two blocks of a launch touch the same words.
 
-What it computes is :meth:`kvbench.kernels.rotated_codebook.RotatedCodebookCodec.encode` in float32; sums are taken in
-another order, so a coordinate within rounding of a threshold may get the neighbouring code. Numbers that are not
+**Rotation.** Tensor cores multiply fp16 numbers, exactly. A vector in fp16 is one factor as it is; others are scaled by
+a power of two to fp16's range, and float32 ones split in two. The matrix is the sum of two fp16 matrices (22 bits).
+
+**Codes.** Codebooks are symmetric: a coordinate's magnitude is compared with the positive thresholds, times the
+vector's length, and its sign turns the code over. What the comparisons select is an *entry*, the pattern of the
+positive code in its low byte and the square of its level above: the sum of a slab's entries is also the sum of squares.
+
+**Packing.** Coordinates come in an order (:func:`coordinate`) that leaves the eight codes of a key word in one thread's
+registers; they are shifted to the nibbles of one word a slab, and a plane's word is put together from the slabs'.
+
+What it computes is :meth:`kvbench.kernels.rotated_codebook.RotatedCodebookCodec.encode`; sums are taken in another
+order, so a coordinate within rounding of a threshold may get the neighbouring code. Vectors with numbers that are not
 finite raise a flag in memory and encode as zero. Tested: tests/kernels/test_triton_encode.py.
 """
 
@@ -15,168 +26,449 @@ import triton
 import triton.language as tl
 
 FP16_MAX = tl.constexpr(65504.0)
+_FLIP, _WIDE, _RUN = tl.constexpr(8), tl.constexpr(9), tl.constexpr(10)  # columns of ``entries`` after the entries
 
 
 @triton.jit
-def _place(column_bits, place, INDEX: tl.constexpr):
-    """The shift of bit INDEX of codes in the columns (half of a slab, unit), and their word, -1 where there is none."""
-    half, unit = column_bits
-    shift = 4 * (4 * half + unit) + (place & 3)
-    if INDEX == 3:  # a sign: see kernels.tiles._shifts
-        shift = 8 * unit + tl.where(half == 0, 7, 3)
-    return shift, tl.where(place >= 0, place >> 2, -1)
+def coordinate(n):
+    """The coordinate in column ``n`` of a rotated tile: its bits are n[6:4], n[2:1], n[3], n[0].
+
+    A lane of the tensor core's result owns the columns that differ in n[6:3] and n[0].
+    """
+    return (n & 0x71) | ((n & 6) << 1) | ((n & 8) >> 2)
 
 
 @triton.jit
-def _stored(corrected, low, step, unit, LOG: tl.constexpr):
-    """A norm as stored: a log code, or fp16 in the group's unit."""
+def _rotate(raw, high, low):
+    """``raw [rows, 128]`` times the matrix ``high + low [128, 128]``, and each row's scale, to be multiplied back."""
+    if raw.dtype == tl.float16:
+        y = tl.dot(raw, low)
+        return tl.dot(raw, high, y), tl.full((raw.shape[0],), 1.0, tl.float32)
+    else:
+        x = raw.to(tl.float32)
+        exponent = tl.max(tl.abs(x), axis=1).to(tl.int32, bitcast=True) >> 23
+        exponent = tl.minimum(tl.maximum(exponent, 15), 254)
+        x *= ((268 - exponent) << 23).to(tl.float32, bitcast=True)[:, None]  # the largest is now below 2^15
+        first = x.to(tl.float16)
+        y = tl.dot(first, low)
+        if raw.dtype == tl.float32:
+            y = tl.dot((x - first.to(tl.float32)).to(tl.float16), high, y)
+        return tl.dot(first, high, y), ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _slabs(y):
+    """``[128, 128]`` -> four slabs ``[128, 32]``."""
+    pairs = tl.permute(tl.reshape(y, (128, 2, 2, 32)), (0, 3, 2, 1))  # row, column, slab[0], slab[1]
+    front, back = tl.split(pairs)
+    a, b = tl.split(front)
+    c, d = tl.split(back)
+    return a, b, c, d
+
+
+@triton.jit
+def _entries(y, length, thresholds, entries, WIDE: tl.constexpr):
+    """The entry of every coordinate ``y [rows, columns]`` of vectors with ``length [rows]``."""
+    size = tl.abs(y)
+    found = tl.zeros(y.shape, tl.int32) + tl.load(entries)
+    for k in tl.static_range(7 if WIDE else 3):
+        found = tl.where(size > (length * tl.load(thresholds + k))[:, None], tl.load(entries + k + 1), found)
+    return found
+
+
+@triton.jit
+def _in_nibble(pattern, half, unit, WIDE: tl.constexpr):
+    """Patterns moved to their nibble ``4 * half + unit`` of a word; signs of wide codes: see kernels.tiles._shifts."""
+    word = (pattern & 7) << (16 * half + 4 * unit)
+    if WIDE:
+        word |= (pattern >> 3) << (8 * unit + tl.where(half == 0, 7, 3))
+    return word
+
+
+@triton.jit
+def _key_slab_of(y, length, thresholds, entries, WIDE: tl.constexpr):
+    found = _entries(y, length, thresholds, entries, WIDE)
+    pattern = (found & 15) ^ tl.where(y > 0, 0, tl.load(entries + _FLIP))
+    n = tl.arange(0, 32)
+    words = _in_nibble(pattern, (n >> 4)[None, :], (((n >> 2) & 2) | (n & 1))[None, :], WIDE)
+    words = tl.sum(tl.sum(tl.reshape(words, (128, 4, 4, 2)), axis=3), axis=1)
+    return words, (tl.sum(found, axis=1) >> 8).to(tl.float32)
+
+
+@triton.jit
+def _key_slab(y, length, thresholds, entries, ANY_WIDE: tl.constexpr):
+    """A slab of keys ``[128, 32]``: its codes in the nibbles of a word a lane ``[128, 4]``, and the sums of squared
+    levels ``[128]``."""
+    if ANY_WIDE:
+        if tl.load(entries + _WIDE) == 1:
+            words, squares = _key_slab_of(y, length, thresholds, entries, True)
+        else:
+            words, squares = _key_slab_of(y, length, thresholds, entries, False)
+    else:
+        words, squares = _key_slab_of(y, length, thresholds, entries, False)
+    return words, squares
+
+
+@triton.jit
+def _share(pointer):
+    """What a slab gives to a word: the bits of its nibbles, and how far they move left and right."""
+    return (
+        tl.load(pointer).to(tl.uint32, bitcast=True),
+        tl.load(pointer + 1).to(tl.uint32, bitcast=True),
+        tl.load(pointer + 2).to(tl.uint32, bitcast=True),
+    )
+
+
+@triton.jit
+def _part(nibbles, share):
+    """A slab's nibbles -> its bits of a word."""
+    return (((nibbles.to(tl.uint32, bitcast=True) & share[0]) << share[1]) >> share[2]).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _norm_code(pointer):
+    """What a run's norm is coded with: low, step, unit, and its codebook's scale."""
+    return tl.load(pointer), tl.load(pointer + 1), tl.load(pointer + 2), tl.load(pointer + 3)
+
+
+@triton.jit
+def _stored(length, squares, code, LOG: tl.constexpr):
+    """A norm as stored, corrected for the length of the coded vector, whose squared levels sum to ``squares``."""
+    low, step, unit, scale = code
+    corrected = tl.div_rn(length, tl.maximum(tl.sqrt_rn(squares) * scale, 1e-30))
     if LOG:
-        code = tl.floor(tl.div_rn(tl.log2(tl.maximum(corrected, 1e-37)) - low, step) + 0.5)
-        return tl.where(corrected > 0, tl.minimum(tl.maximum(code, 1.0), 255.0), 0.0).to(tl.uint8)
+        steps = tl.floor(tl.div_rn(tl.log2(tl.maximum(corrected, 1e-37)) - low, step) + 0.5)
+        return tl.where(corrected > 0, tl.minimum(tl.maximum(steps, 1.0), 255.0), 0.0).to(tl.uint8)
     else:
         return tl.minimum(tl.div_rn(corrected, unit), FP16_MAX).to(tl.float16)
 
 
 @triton.jit
-def encode(
-    x,
-    rotation,
+def _store_norms(plane, slot, stored, mask, LOG: tl.constexpr):
+    """See :func:`kvbench.kernels.tiles.pack_norms`."""
+    lane = ((slot >> 4) & 3) * 8 + (slot & 7)
+    high, middle = (slot >> 6) & 1, (slot >> 3) & 1
+    if LOG:
+        tl.store(plane + lane * 4 + high * 2 + middle, stored, mask=mask)
+    else:
+        tl.store(plane.to(tl.pointer_type(tl.float16)) + high * 64 + lane * 2 + middle, stored, mask=mask)
+
+
+@triton.jit
+def _row_word(row):
+    """The word of a page's row that belongs to the first of the row's four lanes, within a plane."""
+    return ((row >> 4) & 3) * 128 + (row & 7) * 16 + ((row >> 6) & 1) * 2 + ((row >> 3) & 1)
+
+
+@triton.jit
+def _checked(length, back, flag, new):
+    """The vectors' true lengths; 0, and the flag raised, where a length is not finite."""
+    true = length * back
+    finite = true < float("inf")
+    tl.store(flag + tl.zeros(length.shape, tl.int32), 1, mask=new & (finite == 0))
+    return finite
+
+
+@triton.jit
+def _of_run(parts, runs, r):
+    """The sum of the four slabs' ``parts`` over the slabs of run ``r``."""
+    front = tl.where(runs[0] == r, parts[0], 0.0) + tl.where(runs[1] == r, parts[1], 0.0)
+    return front + tl.where(runs[2] == r, parts[2], 0.0) + tl.where(runs[3] == r, parts[3], 0.0)
+
+
+@triton.jit
+def _encode_keys(y, back, slot, new, table, at, flag, WORDS, RUNS, LOG, ANY_WIDE):
+    """Rotated keys ``y [128, 128]`` of a page's tokens into the page at ``at`` where ``new``. ``back``: the rows'
+    scale. ``table``: this head's thresholds, entries, shares, norms, offsets."""
+    thresholds, entries, shares, norms, offsets = table
+    slabs = _slabs(y)
+    runs, sums, words, squares = (), (), (), ()
+    for slab in tl.static_range(4):
+        runs = runs + (tl.load(entries + slab * 16 + _RUN),)
+        sums = sums + (tl.sum(slabs[slab] * slabs[slab], axis=1),)
+    finite = _checked(tl.sqrt_rn(sums[0] + sums[1] + sums[2] + sums[3]), back, flag, new)
+    lengths = ()
+    for r in tl.static_range(RUNS):
+        lengths = lengths + (tl.sqrt_rn(_of_run(sums, runs, r)),)
+    for slab in tl.static_range(4):
+        length = lengths[0]
+        for r in tl.static_range(1, RUNS):
+            length = tl.where(runs[slab] == r, lengths[r], length)
+        word, square = _key_slab(slabs[slab], length, thresholds + slab * 8, entries + slab * 16, ANY_WIDE)
+        words, squares = words + (word,), squares + (square,)
+
+    plane = at + tl.load(offsets + 1) * 128
+    for r in tl.static_range(RUNS):
+        if r <= runs[3]:
+            true = tl.where(finite, lengths[r] * back, 0.0)
+            stored = _stored(true, _of_run(squares, runs, r), _norm_code(norms + 4 * r), LOG)
+            _store_norms(plane + r * (128 if LOG else 256), slot, stored, new, LOG)
+    target = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
+    target += _row_word(slot)[:, None] + tl.arange(0, 4)[None, :] * 4
+    for word in tl.static_range(WORDS):
+        bits = _part(words[0], _share(shares + word * 12))
+        for slab in tl.static_range(1, 4):
+            bits |= _part(words[slab], _share(shares + word * 12 + slab * 3))
+        tl.store(target + word * 512, bits, mask=new[:, None])
+
+
+@triton.jit
+def _nibble_of(slot):
+    """A value page's column of a token: half of a slab and unit, see kernels.tiles."""
+    return (slot >> 2) & 1, ((slot >> 6) & 1) * 2 + ((slot >> 3) & 1)
+
+
+@triton.jit
+def _value_slab(y, length, thresholds, entries, WIDE: tl.constexpr):
+    """32 coordinates of a page's values ``[128, 32]``: patterns in the nibbles of ``[token[6] 2, slab 4, lane 4, 32]``,
+    and the sums of squared levels ``[128]``."""
+    found = _entries(y, length, thresholds, entries, WIDE)
+    pattern = (found & 15) ^ tl.where(y > 0, 0, tl.load(entries + _FLIP))
+    half, unit = _nibble_of(tl.arange(0, 128))
+    words = tl.reshape(_in_nibble(pattern, half[:, None], unit[:, None], WIDE), (2, 4, 2, 2, 4, 32))
+    return tl.sum(tl.sum(words, axis=2), axis=2), tl.sum(found, axis=1) >> 8
+
+
+@triton.jit
+def _joined(a, b, c, d):
+    """The inverse of :func:`_slabs` along the last dimension of ``[2, 4, 4, 32]``."""
+    pairs = tl.join(tl.join(a, b), tl.join(c, d))
+    return tl.reshape(tl.permute(pairs, (0, 1, 2, 5, 4, 3)), (2, 4, 4, 128))
+
+
+@triton.jit
+def _value_word(nibbles, share):
+    """A plane's words ``[4 lanes, n]`` from the nibbles ``[4 slabs, 4 lanes, n]`` of a page of values."""
+    return tl.sum(_part(nibbles, _share(share + tl.arange(0, 4)[:, None, None] * 3)), axis=0)
+
+
+@triton.jit
+def _encode_values(y, back, slot, new, whole, table, at, flag, WORDS: tl.constexpr, LOG: tl.constexpr):
+    """Rotated values ``y [128, 128]`` of a page's tokens into the page at ``at`` where ``new``: everywhere if
+    ``whole``."""
+    WIDE: tl.constexpr = WORDS == 4
+    thresholds, entries, shares, norms, offsets = table
+    length = tl.sqrt_rn(tl.sum(y * y, axis=1))
+    finite = _checked(length, back, flag, new)
+    a, b, c, d = _slabs(y)
+    a, square_a = _value_slab(a, length, thresholds, entries, WIDE)
+    b, square_b = _value_slab(b, length, thresholds, entries, WIDE)
+    c, square_c = _value_slab(c, length, thresholds, entries, WIDE)
+    d, square_d = _value_slab(d, length, thresholds, entries, WIDE)
+    true, squares = tl.where(finite, length * back, 0.0), (square_a + square_b + square_c + square_d).to(tl.float32)
+    stored = _stored(true, squares, _norm_code(norms), LOG)
+    _store_norms(at + tl.load(offsets + 1) * 128, slot, stored, new, LOG)
+
+    nibbles = tl.sum(_joined(a, b, c, d), axis=0)
+    words = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
+    target = words + _row_word(coordinate(tl.arange(0, 128)))[None, :] + tl.arange(0, 4)[:, None] * 4
+    if whole:
+        for word in tl.static_range(WORDS):
+            tl.store(target + word * 512, _value_word(nibbles, shares + word * 12))
+    else:
+        half, unit = _nibble_of(slot)
+        taken = tl.reshape(_in_nibble(tl.where(new, 15, 0), half, unit, WIDE), (2, 4, 2, 2, 4))
+        taken = tl.sum(tl.sum(tl.sum(taken, axis=2), axis=2), axis=0)[:, :, None]
+        for word in tl.static_range(WORDS):
+            mask = tl.broadcast_to(_value_word(taken, shares + word * 12), (4, 128))
+            fresh = _value_word(nibbles, shares + word * 12) & mask
+            old = tl.load(target + word * 512, mask=mask != 0, other=0)
+            tl.store(target + word * 512, (old & ~mask) | fresh, mask=mask != 0)
+
+
+@triton.jit
+def _table(thresholds, entries, shares, norms, offsets, head):
+    """One head's rows of the tables."""
+    return thresholds + head * 32, entries + head * 64, shares + head * 48, norms + head * 12, offsets + head * 2
+
+
+@triton.jit
+def _rotated_page(source, stride, page, bounds, high, low):
+    """The vectors of a page's tokens, rotated ``[128, 128]``, their scales, and which tokens are new."""
+    first, tokens = bounds
+    t = tl.arange(0, 128)
+    index = page * 128 + t - first
+    new = (index >= 0) & (index < tokens)
+    x = tl.load(source + index[:, None].to(tl.int64) * stride + t[None, :], mask=new[:, None], other=0.0)
+    y, scale = _rotate(x, high, low)
+    return y, scale, new
+
+
+@triton.jit
+def prefill(
+    keys,
+    values,
+    rotations,
+    backs,
     thresholds,
-    levels,
-    slabs,
+    entries,
+    shares,
     norms,
-    places,
     offsets,
     pages,
     firsts,
     flag,
     tokens,
+    share,
+    kv_heads,
     page_bytes,
     batch_stride,
-    x_batch_stride,
-    x_token_stride,
-    x_head_stride,
-    VALUE: tl.constexpr,
-    WORDS: tl.constexpr,
-    CODES: tl.constexpr,
+    key_strides,
+    value_strides,
+    KEY_WORDS: tl.constexpr,
+    VALUE_WORDS: tl.constexpr,
     RUNS: tl.constexpr,
-    LOG: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    VALUE_LOG: tl.constexpr,
+    ANY_WIDE: tl.constexpr,
 ):
-    """Grid (blocks, kv_heads, batch): tokens ``firsts[b] + i`` for ``x [batch, tokens, kv_heads, 128]``.
+    """Grid (blocks, 2 * kv_heads, batch): ``share`` pages of one head's keys (first half of the heads) or values.
 
-    Per head: rotation float32 ``[coordinate, dim]``; thresholds and levels float32 ``[4 slabs, 16]``; slabs float32
-    ``[4, 3]`` (codebook scale, run, width); norms float32 ``[3 runs, 3]`` (low, step, unit); places int32 ``[4 slabs,
-    4 bits]``; offsets int32 ``[2]``: codes and norms in a page, in units of 128 bytes. ``flag`` int32 ``[1]`` is set
-    where a number is not finite.
+    keys, values ``[batch, tokens, kv_heads, 128]``, strides (batch, token, head); token ``i`` goes to slot
+    ``firsts[b] + i``. Per head of the keys, then of the values: rotations float16 ``[2 terms, 128 dims, 128 columns]``;
+    backs float32, the rotation's scale to be multiplied back; thresholds float32 ``[4 slabs, 8]``; entries int32
+    ``[4 slabs, 16]`` (8 entries, flip, wide, run); shares int32 ``[4 words, 4 slabs, 3]`` (mask, left, right); norms
+    float32 ``[3 runs, 4]`` (low, step, unit, codebook's scale); offsets int32 ``[2]``: codes and norms in a page, in
+    units of 128 bytes. ``flag`` int32 ``[1]`` is set where a number is not finite.
     """
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(firsts + sequence)
-    t = tl.arange(0, BLOCK)
-    c = tl.arange(0, 128)
-    base = (first // BLOCK + block) * BLOCK
-    index = base + t - first
-    new = (index >= 0) & (index < tokens)
-    page, slot = base // 128, base % 128 + t
-    source = x + sequence.to(tl.int64) * x_batch_stride + head * x_head_stride
-    raw = tl.load(
-        source + index[:, None].to(tl.int64) * x_token_stride + c[None, :],
-        mask=new[:, None] & (c >= 0)[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    finite = tl.abs(raw) < float("inf")
-    if tl.min(finite.to(tl.int32)) == 0:
-        tl.store(flag, 1)
-    raw = tl.where(finite, raw, 0.0)
-    turn = tl.load(rotation + head * 16384 + c[:, None] + c[None, :] * 128)
-    y = tl.dot(raw, turn, input_precision=PRECISION)
-
-    slab = head * 4 + (c >> 5)
-    run = tl.load(slabs + slab * 3 + 1).to(tl.int32)
-    scale = tl.load(slabs + slab * 3)
-    width = tl.load(slabs + slab * 3 + 2)
-    norm = tl.zeros((BLOCK, 128), tl.float32)
-    unit = y
-    for r in tl.static_range(RUNS):
-        mine = (run == r)[None, :]
-        length = tl.sqrt_rn(tl.sum(tl.where(mine, y * y, 0.0), axis=1))
-        norm = tl.where(mine, length[:, None], norm)
-        unit = tl.where(mine, y * tl.div_rn(1.0, tl.maximum(length, 1e-30))[:, None], unit)
-    code = tl.zeros((BLOCK, 128), tl.int32)
-    level = tl.zeros((BLOCK, 128), tl.float32) + tl.load(levels + slab * 16)[None, :]
-    for k in tl.static_range(CODES - 1):
-        above = unit > tl.load(thresholds + slab * 16 + k)[None, :]
-        rise = tl.load(levels + slab * 16 + k + 1) - tl.load(levels + slab * 16 + k)
-        code += above.to(tl.int32)
-        level += tl.where(above, rise[None, :], 0.0)
-    value = level * scale[None, :]
-
-    at = pages + sequence.to(tl.int64) * batch_stride + page_bytes.to(tl.int64) * page
-    norm_at = at + tl.load(offsets + head * 2 + 1) * 128
-    quad = ((slot >> 4) & 3) * 8 + (slot & 7)
-    high, middle = (slot >> 6) & 1, (slot >> 3) & 1
-    runs = tl.max(run) + 1
-    for r in tl.static_range(RUNS):
-        mine = (run == r)[None, :]
-        whole = tl.max(tl.where(mine, norm, 0.0), axis=1)
-        length = tl.sqrt_rn(tl.sum(tl.where(mine, value * value, 0.0), axis=1))
-        entry = norms + head * 9 + r * 3
-        stored = _stored(
-            tl.div_rn(whole, tl.maximum(length, 1e-30)), tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), LOG
-        )
-        keep = new & (slot < tl.where(r < runs, 128, 0))
-        if LOG:
-            tl.store(norm_at + r * 128 + quad * 4 + high * 2 + middle, stored, mask=keep)
-        else:
-            plane = (norm_at + r * 256).to(tl.pointer_type(tl.float16))
-            tl.store(plane + high * 64 + quad * 2 + middle, stored, mask=keep)
-
-    signed = tl.where(code >= 8, code - 8, 15 - code)  # 8 | (7 - code): magnitude and sign
-    pattern = tl.where((width == 4)[None, :], signed, code)
-    words = (at + tl.load(offsets + head * 2) * 128).to(tl.pointer_type(tl.int32))
-    if VALUE:
-        _store_value_words(words, pattern, places + head * 16, slot, new, WORDS, BLOCK)
+    start = first // 128 + block * share
+    stop = tl.minimum(start + share, (first + tokens + 127) // 128)
+    table = _table(thresholds, entries, shares, norms, offsets, head)
+    t = tl.arange(0, 128)
+    square = t[:, None] * 128 + t[None, :]
+    high, low = tl.load(rotations + head * 32768 + square), tl.load(rotations + head * 32768 + 16384 + square)
+    back = tl.load(backs + head)
+    pages += sequence.to(tl.int64) * batch_stride
+    bounds = (first, tokens)
+    if head < kv_heads:
+        source = keys + sequence.to(tl.int64) * key_strides[0] + head * key_strides[2]
+        for page in range(start, stop):
+            y, scale, new = _rotated_page(source, key_strides[1], page, bounds, high, low)
+            at = pages + page_bytes.to(tl.int64) * page
+            _encode_keys(y, scale * back, t, new, table, at, flag, KEY_WORDS, RUNS, KEY_LOG, ANY_WIDE)
     else:
-        _store_key_words(words, pattern, places + head * 16, slot, new, WORDS, BLOCK)
+        source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads) * value_strides[2]
+        for page in range(start, stop):
+            y, scale, new = _rotated_page(source, value_strides[1], page, bounds, high, low)
+            at = pages + page_bytes.to(tl.int64) * page
+            whole = (page * 128 >= first) & (page * 128 + 128 <= first + tokens)
+            _encode_values(y, scale * back, t, new, whole, table, at, flag, VALUE_WORDS, VALUE_LOG)
 
 
 @triton.jit
-def _store_key_words(words, pattern, places, slot, new, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows are tokens: every word belongs to one token."""
-    c = tl.arange(0, 128)
-    column = ((c >> 4) & 1, c & 3)
-    lane = ((slot >> 4) & 3) * 32 + (slot & 7) * 4
-    at = lane[:, None] * 4 + tl.arange(0, 4)[None, :] * 4 + (((slot >> 6) & 1) * 2 + ((slot >> 3) & 1))[:, None]
-    for word in tl.static_range(WORDS):
-        bits = tl.zeros((BLOCK, 128), tl.int32)
-        for b in tl.static_range(4):
-            shift, holder = _place(column, tl.load(places + (c >> 5) * 4 + b), b)
-            bits += tl.where((holder == word)[None, :], ((pattern >> b) & 1) << shift[None, :], 0)
-        lanes = tl.sum(tl.sum(tl.reshape(bits, (BLOCK, 8, 4, 4)), axis=3), axis=1)
-        tl.store(words + word * 512 + at, lanes, mask=new[:, None] & (lanes == lanes))
+def append(
+    keys,
+    values,
+    rotations,
+    backs,
+    thresholds,
+    entries,
+    shares,
+    norms,
+    offsets,
+    pages,
+    firsts,
+    flag,
+    kv_heads,
+    page_bytes,
+    batch_stride,
+    key_strides,
+    value_strides,
+    KEY_WORDS: tl.constexpr,
+    VALUE_WORDS: tl.constexpr,
+    RUNS: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    VALUE_LOG: tl.constexpr,
+    ANY_WIDE: tl.constexpr,
+):
+    """Grid (2 * kv_heads, batch): one head's key or value of one token, into slot ``firsts[b]``.
+
+    Arguments as in :func:`prefill`. There is one vector and so no matrix product: sums are taken in float32.
+    """
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    WIDE: tl.constexpr = ANY_WIDE or VALUE_WORDS == 4
+    n = tl.arange(0, 128)
+    slab = n >> 5
+    thresholds, entries, shares, norms, offsets = _table(thresholds, entries, shares, norms, offsets, head)
+    last_run = entries + 48 + _RUN
+    thresholds += slab * 8
+    entries += slab * 16
+    # everything is asked for at once: round trips to memory are most of the time
+    position = tl.load(firsts + sequence)
+    code_offset, norm_offset, back = tl.load(offsets), tl.load(offsets + 1), tl.load(backs + head)
+    if head < kv_heads:
+        source = keys + sequence.to(tl.int64) * key_strides[0] + head * key_strides[2]
+    else:
+        source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads) * value_strides[2]
+    x = tl.load(source + n).to(tl.float32)
+    square = rotations + head * 32768 + n[:, None] * 128 + n[None, :]
+    turn = tl.load(square).to(tl.float32) + tl.load(square + 16384).to(tl.float32)
+    flip, run, runs = tl.load(entries + _FLIP), tl.load(entries + _RUN), tl.load(last_run) + 1
+    bounds, choices = (), (tl.load(entries),)
+    for k in tl.static_range(7 if WIDE else 3):
+        bounds = bounds + (tl.load(thresholds + k),)
+        choices = choices + (tl.load(entries + k + 1),)
+    codes = ()
+    for r in tl.static_range(RUNS):
+        codes = codes + (_norm_code(norms + 4 * r),)
+    slot = position % 128
+    at = pages + sequence.to(tl.int64) * batch_stride + page_bytes.to(tl.int64) * (position // 128)
+    words = (at + code_offset * 128).to(tl.pointer_type(tl.int32))
+    target = words + _row_word(coordinate(n)) + (slot & 3) * 4  # a value's
+    key_shares, value_shares, old = (), (), ()
+    for word in tl.static_range(KEY_WORDS):
+        key_shares = key_shares + (_share(shares + word * 12 + tl.arange(0, 4)[:, None] * 3),)
+    for word in tl.static_range(VALUE_WORDS):
+        value_shares = value_shares + (_share(shares + word * 12 + ((slot >> 4) & 3) * 3),)
+        old = old + (tl.load(target + word * 512, mask=(n >= 0) & (head >= kv_heads), other=0),)
+
+    y = tl.sum(turn * x[:, None], axis=0)
+    size, squares = tl.abs(y), y * y
+    finite = tl.sqrt_rn(tl.sum(squares, axis=0)) * back < float("inf")
+    tl.store(flag, 1, mask=finite == 0)
+    back = tl.where(finite, back, 0.0)
+    length, lengths = tl.zeros((128,), tl.float32), ()
+    for r in tl.static_range(RUNS):
+        lengths = lengths + (tl.sqrt_rn(tl.sum(tl.where(run == r, squares, 0.0), axis=0)),)
+        length = tl.where(run == r, lengths[r], length)
+    found = choices[0]
+    for k in tl.static_range(7 if WIDE else 3):
+        found = tl.where(size > length * bounds[k], choices[k + 1], found)
+    pattern = (found & 15) ^ tl.where(y > 0, 0, flip)
+
+    for r in tl.static_range(RUNS):
+        levels = tl.sum(tl.where(run == r, found >> 8, 0), axis=0).to(tl.float32)
+        true = tl.where(finite, lengths[r] * back, 0.0)
+        if head < kv_heads:
+            plane = at + norm_offset * 128 + r * (128 if KEY_LOG else 256)
+            _store_norms(plane, slot, _stored(true, levels, codes[r], KEY_LOG), r < runs, KEY_LOG)
+        elif r == 0:
+            plane = at + norm_offset * 128
+            _store_norms(plane, slot, _stored(true, levels, codes[0], VALUE_LOG), r < runs, VALUE_LOG)
+
+    if head < kv_heads:
+        _store_key_words(words + _row_word(slot), pattern, key_shares, KEY_WORDS, WIDE)
+    else:
+        _store_value_words(target, pattern, slot, value_shares, old, VALUE_WORDS, WIDE)
 
 
 @triton.jit
-def _store_value_words(words, pattern, places, slot, new, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows are coordinates: a word holds tokens that are here and tokens that are not."""
-    row = tl.arange(0, 128)
-    column = ((slot >> 2) & 1, ((slot >> 6) & 1) * 2 + ((slot >> 3) & 1))
-    lane = ((row >> 4) & 3) * 32 + (row & 7) * 4
-    at = lane * 4 + ((row >> 6) & 1) * 2 + ((row >> 3) & 1)
-    pointers = words + at[None, :] + tl.arange(0, 4)[:, None] * 4
+def _store_key_words(target, pattern, shares, WORDS: tl.constexpr, WIDE: tl.constexpr):
+    """One token's words, a lane each."""
+    n = tl.arange(0, 128)
+    nibbles = _in_nibble(pattern, (n >> 4) & 1, ((n >> 2) & 2) | (n & 1), WIDE)
+    nibbles = tl.sum(tl.sum(tl.reshape(nibbles, (4, 4, 4, 2)), axis=3), axis=1)  # slab, lane
     for word in tl.static_range(WORDS):
-        bits = tl.zeros((BLOCK, 128), tl.int32)
-        taken = tl.zeros((BLOCK,), tl.int32)
-        for b in tl.static_range(4):
-            shift, holder = _place(column, tl.load(places + ((slot >> 4) & 3) * 4 + b), b)
-            here = (holder == word) & new
-            bits += tl.where(here[:, None], ((pattern >> b) & 1) << shift[:, None], 0)
-            one = tl.full((BLOCK,), 1, tl.int32)
-            taken += tl.where(here, one << shift, 0)
-        # blocks start at a multiple of their size, so a token's lane is its place modulo 4
-        fresh = tl.sum(tl.reshape(bits, (BLOCK // 4, 4, 128)), axis=0)
-        mask = tl.sum(tl.reshape(taken, (BLOCK // 4, 4)), axis=0)[:, None]
-        touched = (mask != 0) & (row >= 0)[None, :]
-        old = tl.load(pointers + word * 512, mask=touched, other=0)
-        tl.store(pointers + word * 512, (old & ~mask) | fresh, mask=touched)
+        tl.store(target + tl.arange(0, 4) * 4 + word * 512, tl.sum(_part(nibbles, shares[word]), axis=0))
+
+
+@triton.jit
+def _store_value_words(target, pattern, slot, shares, old, WORDS: tl.constexpr, WIDE: tl.constexpr):
+    """One token's nibbles of ``old`` words, a coordinate each."""
+    half, unit = _nibble_of(slot)
+    nibbles, taken = _in_nibble(pattern, half, unit, WIDE), _in_nibble(slot * 0 + 15, half, unit, WIDE)
+    for word in tl.static_range(WORDS):
+        mask = _part(taken, shares[word])
+        tl.store(target + word * 512, (old[word] & ~mask) | _part(nibbles, shares[word]))

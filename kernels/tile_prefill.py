@@ -189,7 +189,7 @@ def _attend(
     """
     if q.device.type == "cuda" and q.dtype != torch.float32:
         return _flash(q, keys, values, start, stop, padding, causal, scaling)
-    batch, queries, q_heads, _ = q.shape
+    batch, queries = q.shape[:2]
     place = torch.arange(keys.shape[1], device=q.device)
     visible = ((place >= start[:, None]) & (place < stop))[:, None].expand(batch, queries, -1)
     if causal:

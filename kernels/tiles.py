@@ -87,15 +87,17 @@ def stored_patterns(width: int) -> list[int]:
 def byte_levels(codebook: Codebook) -> tuple[list[int], float, float]:
     """The codebook as signed bytes: ``value(code) = scale * (levels[code] + offset)``, ``offset`` 0 or 1/2.
 
-    Levels of up to 3 bits are scaled up to fill a byte, which keeps the scales of different widths alike. 4-bit
-    levels must be odd and symmetric: half of them, rounded down, is a signed byte, and the missing half is the offset.
+    Levels must be symmetric. Those of up to 3 bits are scaled up to fill a byte, which keeps the scales of different
+    widths alike. 4-bit levels must be odd: half of them, rounded down, is a signed byte, and the missing half is the
+    offset.
     """
     largest = max(abs(level) for level in codebook.levels)
+    if any(a != -b for a, b in zip(codebook.levels, reversed(codebook.levels), strict=True)):
+        raise UnsupportedLayout(f"a {codebook.bits}-bit codebook is not symmetric")
     if codebook.bits <= 3 and largest <= 127:
         factor = 127 // largest
         return [level * factor for level in codebook.levels], codebook.scale / factor, 0.0
-    symmetric = all(a == -b for a, b in zip(codebook.levels, reversed(codebook.levels), strict=True))
-    if codebook.bits == 4 and symmetric and all(level % 2 for level in codebook.levels) and largest <= 255:
+    if codebook.bits == 4 and all(level % 2 for level in codebook.levels) and largest <= 255:
         return [(level - 1) // 2 for level in codebook.levels], 2 * codebook.scale, 0.5
     raise UnsupportedLayout(f"a {codebook.bits}-bit codebook with levels up to {largest} does not fit signed bytes")
 
@@ -130,7 +132,10 @@ class HeadTile:
             raise UnsupportedLayout("groups of equal width have norms of their own; tiles have one norm a width")
         if len(runs) != len(head.groups):
             raise UnsupportedLayout("a group mixes code widths; tiles have one norm a width")
-        return HeadTile(template, runs, groups, tuple(slabs[start][0].codebook for start, _ in runs))
+        codebooks = tuple(slabs[start][0].codebook for start, _ in runs)
+        for codebook in codebooks:
+            byte_levels(codebook)  # refuses those that kernels cannot look up
+        return HeadTile(template, runs, groups, codebooks)
 
     @property
     def words(self) -> int:

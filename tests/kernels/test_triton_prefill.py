@@ -60,7 +60,7 @@ def integers(values: list[int]) -> Tensor:
 
 def exact(q: Tensor, keys: Tensor, values: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
     """Causal attention of the last tokens of each sequence, in float64; NaN where a query sees no token."""
-    batch, queries, q_heads, _ = q.shape
+    queries, q_heads = q.shape[1:3]
     keys, values = (x.repeat_interleave(q_heads // x.shape[2], 2).double() for x in (keys, values))
     logits = torch.einsum("bqhd,bthd->bhqt", q.double(), keys) * SCALING
     slot = torch.arange(keys.shape[1], device=q.device)

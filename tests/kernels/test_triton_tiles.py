@@ -4,6 +4,7 @@ Without a GPU the plain path runs in Triton's interpreter; with one the same tes
 assembly path, and the two unpackers are compared code by code.
 """
 
+import dataclasses
 import os
 
 import pytest
@@ -21,9 +22,11 @@ import triton.language as tl
 
 from kvbench.kernels import tile_codes
 from kvbench.kernels.attention import Partial
+from kvbench.kernels.formats import Fp16Norm, Group, HaarRotation, HeadFormat, RotatedCodebook, Segment
 from kvbench.kernels.tile_attention import TileAttention, reference_attention
 from kvbench.kernels.tile_operands import split_bytes
 from kvbench.kernels.tiles import SHARES, TileLayout, UnsupportedLayout, pack_codes, unpack_codes
+from kvbench.quantizers.codebooks import codebook
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
@@ -124,6 +127,13 @@ def test_three_bit_pages_with_log_norms_are_five_times_smaller_than_fp16() -> No
 def test_formats_that_tiles_cannot_hold_are_refused_with_the_reason(key: list, value: list, reason: str) -> None:
     with pytest.raises(UnsupportedLayout, match=reason):
         TileLayout(tensor_format(key), tensor_format(value))
+
+
+def test_codebooks_that_signed_bytes_cannot_hold_are_refused_with_the_reason() -> None:
+    lopsided = dataclasses.replace(codebook(128, 2), levels=(-50, -15, 15, 51))
+    head = HeadFormat((Group(tuple(range(128)), HaarRotation(128, 0), (Segment(128, lopsided),), Fp16Norm()),))
+    with pytest.raises(UnsupportedLayout, match="2-bit codebook is not symmetric"):
+        TileLayout(RotatedCodebook((head,)), tensor_format([[2] * 4]))
 
 
 @pytest.mark.parametrize("template", SHARES)
