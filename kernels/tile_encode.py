@@ -1,6 +1,7 @@
 """Encoding keys and values straight into tile pages on the device: prefill and append."""
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -120,14 +121,15 @@ class TileEncoder:
         sizes = (layout.kv_heads, layout.page_bytes, pages.stride(0), keys.stride()[:3], values.stride()[:3])
         heads = 2 * layout.kv_heads
         if tokens == 1:
-            k.append[(heads, batch)](*inputs, *sizes, **self._variant(), **APPEND)
+            k.append[(heads, batch)](*inputs, *sizes, **self.variant, **APPEND)
             return
         count = -(-tokens // PAGE) + 1  # tokens may straddle one page more than they fill
         share = self._share(count * heads * batch)
         grid = (-(-count // share), heads, batch)
-        k.prefill[grid](*inputs, tokens, share, *sizes, **self._variant(), **PREFILL)
+        k.prefill[grid](*inputs, tokens, share, *sizes, **self.variant, **PREFILL)
 
-    def _variant(self) -> dict[str, int]:
+    @cached_property
+    def variant(self) -> dict[str, int]:
         """The compile-time constants: two layers that agree in them share compiled kernels."""
         layout = self.layout
         return {

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment,misc"
-# ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
 # (tuples grow in unrolled loops, which mypy does not follow)
+# ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
 """Encoding straight into tile pages, in Triton: rotate, norm, code, correct the norm, pack.
 
 :func:`prefill` encodes whole pages, :func:`append` one token a sequence; keys and values of all heads in one launch.

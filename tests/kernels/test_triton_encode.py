@@ -16,6 +16,7 @@ from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tiles import TileLayout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 
 
 def layout_of(keys: list[list[int]], value_bits: int, log_norms: bool) -> TileLayout:
@@ -98,6 +99,7 @@ def test_half_precision_inputs_are_encoded_as_their_exact_values(dtype: torch.dt
     assert_same(layout.unpack(pages[0].cpu(), 40), reference(layout, k[0], v[0]))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_raises_the_flag_and_spreads_nowhere(bad: float) -> None:
     layout = layout_of([[3] * 4], 3, True)
@@ -114,3 +116,47 @@ def test_a_number_that_is_not_finite_raises_the_flag_and_spreads_nowhere(bad: fl
     others = torch.arange(10) != 4
     ours, theirs = layout.unpack(pages[0].cpu(), 10), layout.unpack(clean[0].cpu(), 10)
     assert all(torch.equal(a[others], b[others]) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("keys", "value_bits"), [([[3] * 4, [4, 3, 3, 2]], 3), ([[4] * 4], 4), ([[4, 4, 3, 1]], 2)])
+@pytest.mark.parametrize("log_norms", [True, False])
+def test_appended_tokens_have_the_codes_of_a_prompt(keys: list[list[int]], value_bits: int, log_norms: bool) -> None:
+    layout = layout_of(keys, value_bits, log_norms)
+    k, v = vectors(2, 3, len(keys), torch.float16), vectors(2, 3, len(keys), torch.float16, seed=1)
+    pages, encoder = layout.allocate(2, 300, DEVICE), TileEncoder(layout, DEVICE)
+    firsts = torch.tensor([126, 7], dtype=torch.int32, device=DEVICE)
+    for token in range(3):
+        encoder(k[:, token : token + 1], v[:, token : token + 1], pages, firsts + token)
+    for row, first in enumerate((126, 7)):
+        ours = tuple(part[first:] for part in layout.unpack(pages[row].cpu(), first + 3))
+        assert_same(ours, reference(layout, k[row], v[row]))
+
+
+def test_layers_of_any_mixed_allocation_share_compiled_kernels() -> None:
+    layers = ([[4, 3, 3, 2]], [[4, 4, 2, 2], [3, 3, 3, 3]], [[4, 4, 3, 1], [4, 3, 3, 2]] * 4)
+    variants = [TileEncoder(layout_of(keys, 3, True), DEVICE).variant for keys in layers]
+    assert all(variant == variants[0] for variant in variants)
+
+
+@gpu
+def test_a_prompt_has_the_reference_codes_but_for_a_few_ties_in_a_million() -> None:
+    layout = layout_of([[3] * 4, [4, 3, 3, 2]], 3, True)
+    k, v = vectors(1, 4000, 2, torch.bfloat16), vectors(1, 4000, 2, torch.bfloat16, seed=1)
+    pages = layout.allocate(1, 4000, DEVICE)
+    TileEncoder(layout, DEVICE)(k, v, pages, torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    ours, theirs = layout.unpack(pages[0].cpu(), 4000), reference(layout, k[0], v[0])
+    assert all(((a.int() - b.int()).abs() > 0).float().mean() <= 1e-5 for a, b in zip(ours, theirs, strict=True))
+
+
+@gpu
+def test_pages_past_2_to_the_31_bytes_are_written_where_they_belong() -> None:
+    layout = layout_of([[3] * 4], 3, True)
+    first = 128 * (2**31 // layout.page_bytes + 3) + 5
+    pages = layout.allocate(1, first + 300, DEVICE)
+    k, v = vectors(1, 200, 1), vectors(1, 200, 1, seed=1)
+    firsts, encoder = torch.tensor([first], dtype=torch.int32, device=DEVICE), TileEncoder(layout, DEVICE)
+    encoder(k[:, :199], v[:, :199], pages, firsts)
+    encoder(k[:, 199:], v[:, 199:], pages, firsts + 199)
+    ours = tuple(part[5:205] for part in layout.unpack(pages[0, first // 128 :].cpu(), 256))
+    assert_same(ours, reference(layout, k[0], v[0]))
+    assert not pages[0, : first // 128].any()
