@@ -67,11 +67,13 @@ def split_kv(shape: str, q: Tensor, k: Tensor, v: Tensor, span: tuple[Tensor, Te
     width = 1 << (dim - 1).bit_length()
     attend[(splits, rows)](
         q, k, v, partial, lse, *(span or (lse, lse)), tokens, scale, group, kv_heads, k.stride(0), k.stride(1),
-        DIM=dim, WIDTH=width, BLOCK=block, STAGES=3, SPAN=span is not None, num_warps=4,
+        DIM=dim, WIDTH=width, BLOCK=block, STAGES=3, SPAN=span is not None, DEPENDENT=q.is_cuda, num_warps=4,
     )  # fmt: skip
     parts = 1 << (splits - 1).bit_length()
-    dependent = {"launch_pdl": True} if q.is_cuda else {}
-    merge[(rows * group,)](partial, lse, out, splits, DIM=dim, WIDTH=width, SPLITS=parts, **dependent)
+    merge[(rows * group,)](
+        partial, lse, out, splits, DIM=dim, WIDTH=width, SPLITS=parts, DEPENDENT=q.is_cuda,
+        **({"launch_pdl": True} if q.is_cuda else {}),
+    )  # fmt: skip
     return out
 
 
@@ -84,13 +86,13 @@ def _splits(device: torch.device, block: int, occupancy: int, rows: int, tokens:
     return math.ceil(most / max(1, math.ceil(most * rows / blocks)))
 
 
-def append(key: Tensor, value: Tensor, k: Tensor, v: Tensor, stops: Tensor) -> None:
-    """Put a token's ``key, value [batch, kv_heads, head_dim]`` into token ``stops[b] - 1`` of ``k, v``, in Triton."""
+def append(key: Tensor, value: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Put a token's ``key, value [batch, kv_heads, head_dim]`` into token ``slots[b]`` of ``k, v``, in Triton."""
     from kvbench.kernels.fp16_kernels import append
 
     batch, kv_heads, dim = key.shape
     append[(batch * kv_heads, 2)](
-        key.contiguous(), value.contiguous(), k, v, stops, kv_heads, k.stride(0), k.stride(1),
+        key.contiguous(), value.contiguous(), k, v, slots, kv_heads, k.stride(0), k.stride(1),
         DIM=dim, WIDTH=1 << (dim - 1).bit_length(),
     )  # fmt: skip
 
@@ -125,9 +127,14 @@ def decode(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     if name == "auto":
         name = fastest([(q, k, v)])[0]
+    check_name(name)
+    return IMPLEMENTATIONS[name](q, k, v)
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigurationError where ``name`` is none of :data:`IMPLEMENTATIONS`."""
     if name not in IMPLEMENTATIONS:
         raise ConfigurationError(unknown_name("fp16 attention", name, ["auto", *IMPLEMENTATIONS]))
-    return IMPLEMENTATIONS[name](q, k, v)
 
 
 def fastest(buffers: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[str, dict[str, list[float]]]:

@@ -29,6 +29,7 @@ def attend(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     SPAN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid (splits, batch * kv_heads): q ``[batch, kv_heads, group, DIM]``, k, v ``[batch, kv_heads, tokens, DIM]``.
 
@@ -69,15 +70,29 @@ def attend(
     base = (row * group + head) * splits + split
     tl.store(partial + base[:, None] * DIM + d[None, :], result.to(partial.dtype.element_ty), mask=inside)
     tl.store(lse + base, peak + tl.log2(tl.maximum(total, 1e-30)), mask=head < group)
-    tl.extra.cuda.gdc_launch_dependents()
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def merge(partial, lse, out, splits, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
-    """Grid (batch * q_heads,): merge the splits of one query head. SPLITS: a power of two not below ``splits``."""
+def merge(
+    partial,
+    lse,
+    out,
+    splits,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (batch * q_heads,): merge the splits of one query head. SPLITS: a power of two not below ``splits``.
+
+    With DEPENDENT it is launched before :func:`attend` has ended, and waits for it (programmatic dependent launch).
+    """
     row = tl.program_id(0).to(tl.int64)
     split, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    tl.extra.cuda.gdc_wait()
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     parts = tl.load(lse + row * splits + split, mask=split < splits, other=float("-inf"))
     weights = tl.exp2(parts - tl.max(parts, axis=0))
     inside = (split < splits)[:, None] & (d < DIM)[None, :]
@@ -88,12 +103,12 @@ def merge(partial, lse, out, splits, DIM: tl.constexpr, WIDTH: tl.constexpr, SPL
 
 @triton.jit
 def append(
-    key, value, keys, values, stops, kv_heads, batch_stride, head_stride, DIM: tl.constexpr, WIDTH: tl.constexpr
+    key, value, keys, values, slots, kv_heads, batch_stride, head_stride, DIM: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Grid (batch * kv_heads, 2): put ``key, value [batch, kv_heads, DIM]`` into slot ``stops[b] - 1`` of k or v."""
+    """Grid (batch * kv_heads, 2): put ``key, value [batch, kv_heads, DIM]`` into token ``slots[b]`` of k or v."""
     row = tl.program_id(0).to(tl.int64)
     sequence, kv_head, d = row // kv_heads, row % kv_heads, tl.arange(0, WIDTH)
-    slot = tl.load(stops + sequence) - 1
+    slot = tl.load(slots + sequence)
     target = sequence * batch_stride + kv_head * head_stride + slot.to(tl.int64) * DIM + d
     if tl.program_id(1) == 0:
         tl.store(keys + target, tl.load(key + row * DIM + d, mask=d < DIM), mask=d < DIM)

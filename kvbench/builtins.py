@@ -44,13 +44,14 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
 def kvbench_tasks() -> "list[type[Task]]":
     from kvbench.tasks.agreement import Agreement
     from kvbench.tasks.fidelity import Fidelity
+    from kvbench.tasks.latency import Latency
     from kvbench.tasks.lm_eval import LmEval
     from kvbench.tasks.logit_error import LogitError
     from kvbench.tasks.longbench import LongBench
     from kvbench.tasks.niah import Niah
     from kvbench.tasks.perplexity import Perplexity
 
-    return [LogitError, Perplexity, Fidelity, Agreement, Niah, LongBench, LmEval]
+    return [LogitError, Perplexity, Fidelity, Agreement, Niah, LongBench, Latency, LmEval]
 
 
 @hookimpl

@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 from kvbench.attention import cache_argument, packed_attention
-from kvbench.decode_step import Step, StepCache, current
+from kvbench.decode_step import Span, Step, StepCache, current
 from kvbench.errors import ConfigurationError, EngagementError
 from kvbench.packed_cache import PackedCache, PackedLayer
 
+Hook = Callable[[], object]
 ModelStep = Callable[[Tensor, Tensor, StepCache], Tensor]
 OUTPUT = 512  # tokens a sequence that are kept on the device before they are copied out
 COMPILE = {"none": None, "default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 """Ways to compile the model's step, and torch.compile's mode for each; the graph is captured by the loop itself."""
 WARM_UP = 2  # steps before capture: the first compiles kernels, the second finds them compiled
+
+
+def nothing() -> None:
+    """A hook that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +110,15 @@ class HostLoop:
         starts = cache.packed_layers[0].starts
         self._starts = starts if bool(starts.any()) else None
 
-    def run(self, steps: int, before_step: Callable[[], None] = lambda: None) -> Tensor:
-        """Decode ``steps`` tokens of each sequence: int64 ``[batch, steps]``."""
+    def run(self, steps: int, before_step: Hook = nothing, after_steps: Hook = nothing) -> Tensor:
+        """Decode ``steps`` tokens of each sequence: int64 ``[batch, steps]``. See :meth:`DeviceLoop.run`."""
         chosen = []
         with packed_attention(self.model), torch.no_grad():
             for _ in range(steps):
                 before_step()
                 self.tokens = self.sampling.choose(self._logits())
                 chosen.append(self.tokens)
+            after_steps()
         return torch.stack(chosen, 1)
 
     def _logits(self) -> Tensor:
@@ -142,18 +148,20 @@ class DeviceLoop:
         first = cache.packed_layers[0]
         device, batch = tokens.device, len(tokens)
         self.tokens = tokens.clone()
-        starts = first.starts.to(torch.int32)
-        stops = torch.full((batch,), first.tokens + 1, dtype=torch.int32, device=device)
-        self._step = Step([layer.storage for layer in cache.packed_layers], starts, stops)  # type: ignore[misc]
+        slots = torch.full((batch,), first.tokens, dtype=torch.int32, device=device)
+        span = Span(first.starts.to(torch.int32), slots, slots + 1)
+        self.position = Step([layer.storage for layer in cache.packed_layers], span)  # type: ignore[misc]
         self._positions = (first.tokens - first.starts)[:, None].clone()
         self._output = torch.zeros(batch, OUTPUT, dtype=torch.long, device=device)
         self._column = torch.zeros(1, dtype=torch.long, device=device)
-        self._step_cache = StepCache(len(cache.layers))
-        self._forward = _compiled(model, compile)
+        self._forward, self._cache = _compiled(model, len(cache.layers), compile)
         self._replay: Callable[[], None] | None = None
 
-    def run(self, steps: int, before_step: Callable[[], None] = lambda: None) -> Tensor:
-        """Decode ``steps`` tokens of each sequence: int64 ``[batch, steps]``. ``before_step`` is called before each."""
+    def run(self, steps: int, before_step: Hook = nothing, after_steps: Hook = nothing) -> Tensor:
+        """Decode ``steps`` tokens of each sequence: int64 ``[batch, steps]``.
+
+        ``before_step`` is called before each step is launched, ``after_steps`` after the last one.
+        """
         chosen = []
         for first in range(0, steps, OUTPUT):
             count = min(OUTPUT, steps - first)
@@ -164,6 +172,8 @@ class DeviceLoop:
             for _ in range(count):
                 before_step()
                 self._replay()
+            if first + count == steps:
+                after_steps()
             chosen.append(self._output[:, :count].clone())
             self._account(count)
         return torch.cat(chosen, 1)
@@ -175,16 +185,24 @@ class DeviceLoop:
 
     def _advance(self) -> None:
         """One step: read the token, choose the next, move on."""
-        with packed_attention(self.model), torch.no_grad(), current(self._step):
-            logits = self._forward(self.tokens[:, None], self._positions, self._step_cache)
-            self.tokens.copy_(self.sampling.choose(logits))
-            self._output.index_copy_(1, self._column, self.tokens[:, None])
-            for counter in (self._step.stops, self._positions, self._column):
-                counter.add_(1)
+        logits = self.forward(self.position)
+        self.tokens.copy_(self.sampling.choose(logits))
+        self._output.index_copy_(1, self._column, self.tokens[:, None])
+        for counter in self._counters:
+            counter.add_(1)
+
+    @property
+    def _counters(self) -> tuple[Tensor, ...]:
+        return self.position.at.slots, self.position.at.stops, self._positions, self._column
+
+    def forward(self, step: Step) -> Tensor:
+        """The model's pass over the current tokens with the storages of ``step``: logits ``[batch, vocabulary]``."""
+        with packed_attention(self.model), torch.no_grad(), current(step):
+            return self._forward(self.tokens[:, None], self._positions, self._cache)
 
     def _captured(self) -> Callable[[], None]:
         """A step as a CUDA graph, after a warm-up on a side stream; both leave the loop where it was."""
-        state = (self.tokens, self._step.stops, self._positions, self._column, self._output)
+        state = (self.tokens, self._output, *self._counters)
         kept = [tensor.clone() for tensor in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -204,9 +222,9 @@ class DeviceLoop:
         limit = self.cache.options.capacity
         if limit is not None and needed > limit:
             raise ConfigurationError(f"{needed} tokens do not fit a cache of fixed capacity {limit}: use a larger one.")
-        if needed > min(storage.capacity for storage in self._step.storages):
+        if needed > min(storage.capacity for storage in self.position.storages):
             self._replay = None  # what was captured reads tensors that are now replaced
-            for storage in self._step.storages:
+            for storage in self.position.storages:
                 storage.reserve(needed)
 
     def _account(self, steps: int) -> None:
@@ -214,9 +232,9 @@ class DeviceLoop:
         for layer in self.cache.packed_layers:
             layer.packed_tokens_read += steps * layer.tokens + steps * (steps + 1) // 2
             layer.tokens += steps
-        stops = self._step.stops.tolist()
-        if any(stop != self.cache.packed_layers[0].tokens + 1 for stop in stops):
-            raise EngagementError(f"a captured step did not run: the device counts {stops[0] - 1} tokens a sequence.")
+        slots, tokens = self.position.at.slots.tolist(), self.cache.packed_layers[0].tokens
+        if any(slot != tokens for slot in slots):
+            raise EngagementError(f"a step did not run: the device counts {slots} tokens, the host {tokens}.")
 
 
 def model_step(model: Any) -> ModelStep:
@@ -230,11 +248,14 @@ def model_step(model: Any) -> ModelStep:
     return step
 
 
-def _compiled(model: Any, compile: str) -> ModelStep:
-    """The model's step, compiled as asked; what is compiled is kept with the model, since it takes long."""
-    if COMPILE[compile] is None:
-        return model_step(model)
-    kept: dict[str, ModelStep] = model.__dict__.setdefault("_kvbench_compiled", {})
+def _compiled(model: Any, layers: int, compile: str) -> tuple[ModelStep, StepCache]:
+    """The model's step, compiled as asked, and the cache to give it.
+
+    Both are kept with the model: compiling takes long, and another cache would be compiled for again.
+    """
+    kept: dict[str, tuple[ModelStep, StepCache]] = model.__dict__.setdefault("_kvbench_steps", {})
     if compile not in kept:
-        kept[compile] = torch.compile(model_step(model), fullgraph=True, dynamic=False, mode=COMPILE[compile])
+        step, mode = model_step(model), COMPILE[compile]
+        compiled = step if mode is None else torch.compile(step, fullgraph=True, dynamic=False, mode=mode)
+        kept[compile] = compiled, StepCache(layers)
     return kept[compile]

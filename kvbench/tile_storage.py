@@ -15,6 +15,7 @@ from kvbench.kernels.tiles import PAGE, TileLayout
 from kvbench.plane_storage import repeat_slots
 
 if TYPE_CHECKING:
+    from kvbench.decode_step import Span
     from kvbench.visibility import Visibility
 
 GROWTH = 1.5  # storage grows by this factor, so appending costs amortised constant time
@@ -40,7 +41,8 @@ class TileStorage:
     """Pages ``[batch, pages, page_bytes]`` of one layer (see :class:`kvbench.layer_storage.LayerStorage`).
 
     Slot ``t`` of a sequence, left padding included, is token ``t % 128`` of its page ``t // 128``. Numbers that are not
-    finite raise a flag on the device; :meth:`defect` reads it.
+    finite raise a flag on the device; :meth:`defect` reads it. Decode steps need no host
+    (:class:`kvbench.decode_step.StepStorage`).
     """
 
     backend, lossless = "triton", False
@@ -78,9 +80,12 @@ class TileStorage:
         firsts = torch.full((self.batch,), first, dtype=torch.int32, device=self.pages.device)
         self.kernels.encode(keys, values, self.pages, firsts)
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, stops: Tensor, scaling: float) -> Tensor:
-        self.kernels.encode(key[:, None], value[:, None], self.pages, stops - 1)
-        return self.kernels.attend(query, self.pages, starts, stops, scaling)[0]
+    def append(self, key: Tensor, value: Tensor, at: "Span") -> None:
+        self.kernels.encode(key[:, None], value[:, None], self.pages, at.slots)
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float) -> Tensor:
+        self.append(key, value, at)
+        return self.kernels.attend(query, self.pages, at.starts, at.stops, scaling)[0]
 
     def attend(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None

@@ -62,7 +62,7 @@ def test_a_loop_goes_on_where_it_stopped_and_grows_its_cache() -> None:
     loop = device_loop(session("three"), prompts(), capacity=20)
     assert torch.equal(torch.cat([loop.run(2), loop.run(11), loop.run(17)], 1), whole)
     assert loop.cache.packed_layers[0].tokens == 17 + 30
-    assert min(storage.capacity for storage in loop._step.storages) >= 47
+    assert min(storage.capacity for storage in loop.position.storages) >= 47
 
 
 def test_a_fixed_capacity_is_told_before_a_step_would_pass_it() -> None:
@@ -94,7 +94,7 @@ def test_windows_step_through_the_host(options: dict[str, int]) -> None:
 def test_steps_that_did_not_run_are_told() -> None:
     loop = device_loop(session("three"), prompts())
     loop._replay = lambda: None
-    with pytest.raises(EngagementError, match="a captured step did not run"):
+    with pytest.raises(EngagementError, match="a step did not run"):
         loop.run(2)
 
 
@@ -103,7 +103,7 @@ def test_the_models_whole_step_traces_as_one_graph() -> None:
     loop = device_loop(of, prompts())
     compiled = torch.compile(model_step(of.loaded.model), fullgraph=True, backend="eager", dynamic=False)
     arguments = (loop.tokens[:, None], loop._positions)
-    with packed_attention(of.loaded.model), torch.no_grad(), current(loop._step):
+    with packed_attention(of.loaded.model), torch.no_grad(), current(loop.position):
         expected = model_step(of.loaded.model)(*arguments, StepCache(2))
         found = compiled(*arguments, StepCache(2))
     assert torch.allclose(found, expected, atol=1e-5)

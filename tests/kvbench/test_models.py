@@ -58,7 +58,7 @@ def geometry_of(model_type: str, **values: object):
 
 def test_random_model_has_the_architecture_asked_for() -> None:
     loaded = load_model(random_config(), "cpu")
-    assert (loaded.source, loaded.revision) == ("random", "seed 0")
+    assert (loaded.source, loaded.revision) == ("random", "seed 0 on cpu")
     assert (len(loaded.geometry.layers), loaded.geometry.head_dim, loaded.geometry.dtype) == (2, 16, "float32")
     assert not loaded.model.training
 
