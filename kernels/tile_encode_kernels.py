@@ -26,6 +26,8 @@ import triton
 import triton.language as tl
 
 FP16_MAX = tl.constexpr(65504.0)
+CODE_BITS = tl.constexpr(0x6400)  # fp16's 1024, whose low mantissa bits are an integer
+CODE_BIAS = tl.constexpr(1024.0)
 _FLIP, _WIDE, _RUN = tl.constexpr(8), tl.constexpr(9), tl.constexpr(10)  # columns of ``entries`` after the entries
 
 
@@ -57,13 +59,20 @@ def _rotate(raw, high, low):
 
 
 @triton.jit
-def _slabs(y):
-    """``[128, 128]`` -> four slabs ``[128, 32]``."""
-    pairs = tl.permute(tl.reshape(y, (128, 2, 2, 32)), (0, 3, 2, 1))  # row, column, slab[0], slab[1]
+def _quarters(y, COLUMNS: tl.constexpr):
+    """``[128, 4 * COLUMNS]`` -> its four quarters ``[128, COLUMNS]``."""
+    pairs = tl.permute(tl.reshape(y, (128, 2, 2, COLUMNS)), (0, 3, 2, 1))  # row, column, quarter[0], quarter[1]
     front, back = tl.split(pairs)
     a, b = tl.split(front)
     c, d = tl.split(back)
     return a, b, c, d
+
+
+@triton.jit
+def _whole(a, b, c, d):
+    """The inverse of :func:`_quarters`."""
+    pairs = tl.join(tl.join(a, b), tl.join(c, d))
+    return tl.reshape(tl.permute(pairs, (0, 3, 2, 1)), (128, 128))
 
 
 @triton.jit
@@ -126,6 +135,13 @@ def _part(nibbles, share):
 
 
 @triton.jit
+def _word(nibbles, shares):
+    """The four slabs' nibbles -> a plane's words."""
+    front = _part(nibbles[0], _share(shares)) | _part(nibbles[1], _share(shares + 3))
+    return front | _part(nibbles[2], _share(shares + 6)) | _part(nibbles[3], _share(shares + 9))
+
+
+@triton.jit
 def _norm_code(pointer):
     """What a run's norm is coded with: low, step, unit, and its codebook's scale."""
     return tl.load(pointer), tl.load(pointer + 1), tl.load(pointer + 2), tl.load(pointer + 3)
@@ -181,7 +197,7 @@ def _encode_keys(y, back, slot, new, table, at, flag, WORDS, RUNS, LOG, ANY_WIDE
     """Rotated keys ``y [128, 128]`` of a page's tokens into the page at ``at`` where ``new``. ``back``: the rows'
     scale. ``table``: this head's thresholds, entries, shares, norms, offsets."""
     thresholds, entries, shares, norms, offsets = table
-    slabs = _slabs(y)
+    slabs = _quarters(y, 32)
     runs, sums, words, squares = (), (), (), ()
     for slab in tl.static_range(4):
         runs = runs + (tl.load(entries + slab * 16 + _RUN),)
@@ -206,10 +222,7 @@ def _encode_keys(y, back, slot, new, table, at, flag, WORDS, RUNS, LOG, ANY_WIDE
     target = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
     target += _row_word(slot)[:, None] + tl.arange(0, 4)[None, :] * 4
     for word in tl.static_range(WORDS):
-        bits = _part(words[0], _share(shares + word * 12))
-        for slab in tl.static_range(1, 4):
-            bits |= _part(words[slab], _share(shares + word * 12 + slab * 3))
-        tl.store(target + word * 512, bits, mask=new[:, None])
+        tl.store(target + word * 512, _word(words, shares + word * 12), mask=new[:, None])
 
 
 @triton.jit
@@ -219,27 +232,48 @@ def _nibble_of(slot):
 
 
 @triton.jit
-def _value_slab(y, length, thresholds, entries, WIDE: tl.constexpr):
-    """32 coordinates of a page's values ``[128, 32]``: patterns in the nibbles of ``[token[6] 2, slab 4, lane 4, 32]``,
-    and the sums of squared levels ``[128]``."""
+def _value_codes(y, length, thresholds, entries, WIDE: tl.constexpr):
+    """32 coordinates of a page's values ``[128, 32]``: patterns as fp16 numbers, plus ``CODE_BIAS``, and the sums of
+    squared levels ``[128]``."""
     found = _entries(y, length, thresholds, entries, WIDE)
-    pattern = (found & 15) ^ tl.where(y > 0, 0, tl.load(entries + _FLIP))
-    half, unit = _nibble_of(tl.arange(0, 128))
-    words = tl.reshape(_in_nibble(pattern, half[:, None], unit[:, None], WIDE), (2, 4, 2, 2, 4, 32))
-    return tl.sum(tl.sum(words, axis=2), axis=2), tl.sum(found, axis=1) >> 8
+    bits = (found & 15) ^ tl.where(y > 0, CODE_BITS, CODE_BITS ^ tl.load(entries + _FLIP))
+    return bits.to(tl.int16).to(tl.float16, bitcast=True), tl.sum(found, axis=1) >> 8
 
 
 @triton.jit
-def _joined(a, b, c, d):
-    """The inverse of :func:`_slabs` along the last dimension of ``[2, 4, 4, 32]``."""
-    pairs = tl.join(tl.join(a, b), tl.join(c, d))
-    return tl.reshape(tl.permute(pairs, (0, 1, 2, 5, 4, 3)), (2, 4, 4, 128))
+def _nibble_weights():
+    """``[128 tokens, 32]`` float16: what a token's code weighs in each half (four nibbles) of the nibbles of each slab
+    and lane; columns are slab (two bits), lane (two), half."""
+    token, column = tl.arange(0, 128)[:, None], tl.arange(0, 32)[None, :]
+    half, unit = _nibble_of(token)
+    mine = (((token >> 4) & 3) == (column >> 3)) & ((token & 3) == ((column >> 1) & 3)) & (half == (column & 1))
+    return tl.where(mine, 1 << (4 * unit), 0).to(tl.float16)
 
 
 @triton.jit
-def _value_word(nibbles, share):
-    """A plane's words ``[4 lanes, n]`` from the nibbles ``[4 slabs, 4 lanes, n]`` of a page of values."""
-    return tl.sum(_part(nibbles, _share(share + tl.arange(0, 4)[:, None, None] * 3)), axis=0)
+def _signs_apart(nibbles):
+    """Nibbles of wide codes -> the signs where kernels.tiles._shifts wants them."""
+    signs = nibbles.to(tl.uint32, bitcast=True)
+    front, back = signs & 0x8888, (signs >> 16) & 0x8888
+    front, back = (front | (front << 8)) & 0x880088, (back | (back << 8)) & 0x880088
+    front, back = (front | (front << 4)) & 0x8080808, (back | (back << 4)) & 0x8080808
+    return (signs & 0x77777777 | (front << 4) | back).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _value_nibbles(codes, WIDE: tl.constexpr):
+    """The codes of a page's values ``[128 tokens, 128]`` in the nibbles of a word for each slab: four times
+    ``[128, 4 lanes]``.
+
+    Transposing and packing is a matrix product: sums of four codes times powers of 16 are exact in float32, and come
+    out with a word's parts in one thread.
+    """
+    halves = tl.dot(tl.trans(codes), _nibble_weights()) - CODE_BIAS * 4369.0  # 0x1111
+    halves = tl.reshape(halves.to(tl.int32), (128, 4, 4, 2))
+    words = tl.sum(halves << (tl.arange(0, 2) * 16)[None, None, None, :], axis=3)
+    if WIDE:
+        words = _signs_apart(words)
+    return _quarters(words, 4)
 
 
 @triton.jit
@@ -250,29 +284,30 @@ def _encode_values(y, back, slot, new, whole, table, at, flag, WORDS: tl.constex
     thresholds, entries, shares, norms, offsets = table
     length = tl.sqrt_rn(tl.sum(y * y, axis=1))
     finite = _checked(length, back, flag, new)
-    a, b, c, d = _slabs(y)
-    a, square_a = _value_slab(a, length, thresholds, entries, WIDE)
-    b, square_b = _value_slab(b, length, thresholds, entries, WIDE)
-    c, square_c = _value_slab(c, length, thresholds, entries, WIDE)
-    d, square_d = _value_slab(d, length, thresholds, entries, WIDE)
+    a, b, c, d = _quarters(y, 32)
+    a, square_a = _value_codes(a, length, thresholds, entries, WIDE)
+    b, square_b = _value_codes(b, length, thresholds, entries, WIDE)
+    c, square_c = _value_codes(c, length, thresholds, entries, WIDE)
+    d, square_d = _value_codes(d, length, thresholds, entries, WIDE)
     true, squares = tl.where(finite, length * back, 0.0), (square_a + square_b + square_c + square_d).to(tl.float32)
     stored = _stored(true, squares, _norm_code(norms), LOG)
     _store_norms(at + tl.load(offsets + 1) * 128, slot, stored, new, LOG)
 
-    nibbles = tl.sum(_joined(a, b, c, d), axis=0)
-    words = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
-    target = words + _row_word(coordinate(tl.arange(0, 128)))[None, :] + tl.arange(0, 4)[:, None] * 4
+    nibbles = _value_nibbles(_whole(a, b, c, d), WIDE)
+    target = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
+    target += _row_word(coordinate(slot))[:, None] + tl.arange(0, 4)[None, :] * 4
     if whole:
         for word in tl.static_range(WORDS):
-            tl.store(target + word * 512, _value_word(nibbles, shares + word * 12))
+            tl.store(target + word * 512, _word(nibbles, shares + word * 12))
     else:
         half, unit = _nibble_of(slot)
         taken = tl.reshape(_in_nibble(tl.where(new, 15, 0), half, unit, WIDE), (2, 4, 2, 2, 4))
-        taken = tl.sum(tl.sum(tl.sum(taken, axis=2), axis=2), axis=0)[:, :, None]
+        taken = tl.sum(tl.sum(tl.sum(taken, axis=2), axis=2), axis=0)  # slab, lane
         for word in tl.static_range(WORDS):
-            mask = tl.broadcast_to(_value_word(taken, shares + word * 12), (4, 128))
-            fresh = _value_word(nibbles, shares + word * 12) & mask
+            mask = tl.sum(_part(taken, _share(shares + word * 12 + tl.arange(0, 4)[:, None] * 3)), axis=0)
+            mask = tl.broadcast_to(mask[None, :], (128, 4))
             old = tl.load(target + word * 512, mask=mask != 0, other=0)
+            fresh = _word(nibbles, shares + word * 12) & mask
             tl.store(target + word * 512, (old & ~mask) | fresh, mask=mask != 0)
 
 
