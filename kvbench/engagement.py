@@ -2,6 +2,7 @@
 
 from kvbench.errors import EngagementError
 from kvbench.packed_cache import PackedCache, PackedLayer
+from kvbench.plane_storage import PlaneStorage
 from kvbench.results import LayerEngagement
 
 REFUSED = "The run is refused: its scores would not be the quantizer's."
@@ -53,6 +54,7 @@ def _prove_layer(cache: PackedCache, index: int, layer: object, expected: int) -
 
 
 def _fallback(layer: PackedLayer) -> str | None:
-    """Why a layer on a GPU is read by the reference."""
+    """Why a layer on a GPU has not the fastest kernels."""
     assert layer.storage is not None
-    return layer.storage.why if layer.storage.backend == "reference" and layer.device.type == "cuda" else None
+    slower = isinstance(layer.storage, PlaneStorage) and layer.device.type == "cuda"
+    return layer.storage.why if slower else None

@@ -1,6 +1,6 @@
 """Where one layer's keys and values are kept: what every storage offers, and which one a layer gets."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from kvbench.dense_storage import DenseStorage
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.dispatch import choose
-from kvbench.kernels.formats import Dense
+from kvbench.kernels.formats import Dense, RotatedCodebook
 from kvbench.plane_storage import PlaneStorage
 from kvbench.plugin_codec import layer_codec
 from kvbench.visibility import Visibility
@@ -100,6 +100,11 @@ def new_storage(layer: "PackedLayer", batch: int, capacity: int, keys: Tensor, v
         from kvbench.tile_storage import TileStorage
 
         return TileStorage(choice.layout, batch, capacity, device, choice.why)
+    if choice.kind == "rows":
+        from kvbench.row_storage import RowStorage
+
+        key_format, value_format = cast(RotatedCodebook, layer.key_format), cast(RotatedCodebook, layer.value_format)
+        return RowStorage(key_format, value_format, batch, capacity, keys, choice.why)
     key = layer_codec(layer.key_format, device, layer.index, "keys")
     value = layer_codec(layer.value_format, device, layer.index, "values")
     return PlaneStorage(key, value, batch, capacity, keys, values, choice.why)

@@ -1,5 +1,7 @@
 """A layer in tile pages answers as one in the reference's planes: same tokens in, same attention out."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,25 +10,37 @@ pytest.importorskip("triton")
 
 from kvbench.attention import kvbench_attention
 from kvbench.cache_options import CacheOptions
+from kvbench.errors import ConfigurationError
 from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.packed_cache import PackedLayer
 from kvbench.quantizers.codebooks import codebook
+from kvbench.row_storage import RowStorage
 from kvbench.tile_storage import TileStorage
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, GROUP = 1, 2
 
 
-def tensor_format(seed: int) -> RotatedCodebook:
-    """Three bits a coordinate, one log-coded norm a head."""
-    group = Group(
-        tuple(range(128)), HaarRotation(128, seed), (Segment(128, codebook(128, 3)),), LogNorm(-6.0, 12.0 / 254)
-    )
-    return RotatedCodebook((HeadFormat((group,)),) * HEADS)
+def tensor_format(seed: int, bits: int = 3) -> RotatedCodebook:
+    """``bits`` a coordinate, one log-coded norm a head."""
+    return RotatedCodebook((HeadFormat((group_of(128, seed, bits),)),) * HEADS)
 
 
-def layer(backend: str, **options: object) -> PackedLayer:
-    return PackedLayer(0, tensor_format(1), tensor_format(2), CacheOptions(backend=backend, **options), GROUP)  # type: ignore[arg-type]
+def group_of(dim: int, seed: int = 1, bits: int = 3) -> Group:
+    segment = Segment(dim, codebook(dim, bits))
+    return Group(tuple(range(dim)), HaarRotation(dim, seed), (segment,), LogNorm(-6.0, 12.0 / 254))
+
+
+def layer(backend: str, bits: int = 3, **options: object) -> PackedLayer:
+    chosen = CacheOptions(backend=backend, **options)  # type: ignore[arg-type]
+    return PackedLayer(0, tensor_format(1, bits), tensor_format(2, bits), chosen, GROUP)
+
+
+def filled(backend: str, **options: Any) -> PackedLayer:
+    found = layer(backend, **options)
+    found.update(states(1, 3, HEADS, 0), states(1, 3, HEADS, 1))
+    found.store()
+    return found
 
 
 def states(batch: int, tokens: int, heads: int, seed: int) -> Tensor:
@@ -34,7 +48,7 @@ def states(batch: int, tokens: int, heads: int, seed: int) -> Tensor:
     return torch.randn(batch, heads, tokens, 128, generator=generator).to(DEVICE)
 
 
-def answers(backend: str, chunks: list[int], starts: list[int], **options: object) -> list[Tensor]:
+def answers(backend: str, chunks: list[int], starts: list[int], **options: Any) -> list[Tensor]:
     """The attention outputs of chunks of those sizes, one after another; sequence b begins at slot ``starts[b]``."""
     found, batch, past = layer(backend, **options), len(starts), 0
     outputs = []
@@ -48,7 +62,7 @@ def answers(backend: str, chunks: list[int], starts: list[int], **options: objec
         real = slots[past:] >= torch.tensor(starts, device=DEVICE)[:, None]
         outputs.append(output[real])
         past += count
-    assert isinstance(found.storage, TileStorage) == (backend == "triton")
+    assert found.backend == backend
     return outputs
 
 
@@ -72,6 +86,22 @@ def test_recent_windows_and_sinks_over_pages_are_the_references() -> None:
         assert (ours - theirs).norm() <= 3e-3 * theirs.norm()
 
 
+@pytest.mark.parametrize("options", [{}, {"exact_prefill": True, "n_sink": 1}], ids=str)
+def test_formats_that_tiles_cannot_hold_are_read_by_the_general_kernel(options: dict[str, object]) -> None:
+    assert isinstance(filled("triton", bits=5).storage, RowStorage)
+    chunks, starts = [4, 1], [2, 0]
+    found, expected = (answers(backend, chunks, starts, bits=5, **options) for backend in ("triton", "reference"))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).norm() <= 3e-3 * theirs.norm()
+
+
+def test_forcing_triton_where_nothing_serves_names_the_layer_and_the_reason() -> None:
+    wide = RotatedCodebook((HeadFormat((group_of(320),)),))
+    found = PackedLayer(4, wide, wide, CacheOptions(backend="triton"), 1)
+    with pytest.raises(ConfigurationError, match=r"layer 4: backend=triton cannot serve this layer: head_dim 320"):
+        found.update(*(torch.randn(1, 1, 2, 320, device=DEVICE) for _ in range(2)))
+
+
 def test_pages_give_back_what_the_references_planes_give_back() -> None:
     found, expected = layer("triton"), layer("reference")
     keys, values = states(1, 130, HEADS, 0), states(1, 130, HEADS, 1)
@@ -84,6 +114,7 @@ def test_pages_give_back_what_the_references_planes_give_back() -> None:
 
 def test_bytes_are_the_pages_and_grow_with_them() -> None:
     found = layer("triton")
+    assert isinstance(filled("triton").storage, TileStorage)
     found.update(states(1, 100, HEADS, 0), states(1, 100, HEADS, 1))
     page = HEADS * 128 * (3 * 128 // 8 + 1)  # tokens x (codes and a norm)
     assert found.bytes_allocated() == (page, page)

@@ -1,0 +1,43 @@
+"""Storage of one layer in the reference's planes, of which a Triton kernel reads what a single token attends to."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvbench.kernels.attention import Partial, attend_dense, merge
+from kvbench.kernels.formats import RotatedCodebook
+from kvbench.kernels.row_attention import RowAttention
+from kvbench.plane_storage import PlaneStorage
+
+if TYPE_CHECKING:
+    from kvbench.visibility import Visibility
+
+
+@lru_cache(maxsize=256)  # caches come and go; a layer's tables stay the same
+def _attention(key: RotatedCodebook, value: RotatedCodebook, device: torch.device) -> RowAttention:
+    return RowAttention(key, value, device)
+
+
+class RowStorage(PlaneStorage):
+    """For formats that tiles cannot hold. The reference encodes, and attends chunks of several tokens."""
+
+    backend = "triton"
+
+    def __init__(
+        self, key: RotatedCodebook, value: RotatedCodebook, batch: int, capacity: int, keys: Tensor, why: str
+    ) -> None:
+        self.attention = _attention(key, value, keys.device)
+        codecs = self.attention.key_codec, self.attention.value_codec
+        super().__init__(*codecs, batch, capacity, keys, keys, f"{why}; encoding and prefill by the reference")
+
+    def attend(
+        self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None
+    ) -> Partial:
+        if queries.shape[1] > 1:
+            return super().attend(queries, visibility, scaling, own)
+        planes = self.keys.read(visibility.tokens), self.values.read(visibility.tokens)
+        out, lse = self.attention(queries[:, 0].flatten(1, 2), *planes, *visibility.packed_span(), scaling)
+        packed = Partial(out.view_as(queries).float(), lse.view(queries.shape[:-1]))
+        return packed if own is None else merge([packed, attend_dense(queries, *own, visibility.own(), scaling)])
