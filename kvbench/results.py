@@ -133,6 +133,16 @@ class Environment(Record):
     attention_baseline: str | None = Field(default=None, description="the fp16 attention that ran")
 
 
+class BlockEnergy(Record):
+    """Mean energy of queries and keys before RoPE over calibration tokens and heads, ``[layers, RoPE blocks]``."""
+
+    q: list[list[float]]
+    k: list[list[float]]
+
+    def by_tensor(self) -> dict[str, list[list[float]]]:
+        return {"queries": self.q, "keys": self.k}
+
+
 class Result(Measurement):
     """One run: the quantizer asked for, its baselines, and what they ran on."""
 
@@ -144,6 +154,7 @@ class Result(Measurement):
     model: ModelRecord
     corpus: dict[str, str] = Field(description="name and SHA-256 of the calibration and evaluation texts")
     calibration: dict[str, str | int]
+    block_energy: BlockEnergy | None = Field(default=None, description="of the calibration, where one was made")
     config: dict[str, Any] = Field(description="the resolved configuration")
     baselines: dict[str, Measurement] = Field(default_factory=dict)
     environment: Environment
@@ -159,7 +170,12 @@ class Result(Measurement):
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader, a kill or a full disk never leaves a partial file there.
+    """:func:`write_atomically` of UTF-8."""
+    write_atomically(path, text.encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``content`` to ``path`` so that a reader, a kill or a full disk never leaves a partial file there.
 
     Raises ResultError naming the path when it cannot be written.
     """
@@ -167,8 +183,8 @@ def write_text_atomically(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

@@ -15,7 +15,16 @@ from kvbench.identity import digest, environment, implementation
 from kvbench.job import Job, load
 from kvbench.measurement import flag_identical, measure, pair_with_baselines
 from kvbench.quantizer import Quantizer
-from kvbench.results import Measurement, ModelRecord, QuantizerRecord, Result, Status, read_result, write_result
+from kvbench.results import (
+    BlockEnergy,
+    Measurement,
+    ModelRecord,
+    QuantizerRecord,
+    Result,
+    Status,
+    read_result,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from kvbench.registry import Registry
@@ -117,8 +126,24 @@ def _blank_result(job: Job, quantizers: list[Quantizer]) -> Result:
         ),
         corpus={"name": job.corpus.name, **job.corpus.digests},
         calibration=dict(job.calibration.source) if job.calibration else {},
+        block_energy=_block_energy(job),
         config=_resolved(job.config),
         environment=environment(job.loaded.model.device),
+    )
+
+
+def _block_energy(job: Job) -> BlockEnergy | None:
+    """What mixed bit widths are made from, in as few numbers as a picture needs: means over KV heads, four digits."""
+    if job.calibration is None:
+        return None
+    layers = list(zip(job.calibration.layers, job.loaded.geometry.layers, strict=True))
+
+    def rounded(energy: Any) -> list[float]:
+        return [float(f"{value:.4g}") for value in energy.mean(axis=0)]
+
+    return BlockEnergy(
+        q=[rounded(layer.q.block_energy(shape)) for layer, shape in layers],
+        k=[rounded(layer.k.block_energy(shape)) for layer, shape in layers],
     )
 
 

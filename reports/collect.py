@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvbench.errors import ResultError
+from kvbench.progress import track
 from kvbench.results import SCHEMA_VERSION, Result
 
 RESULT_FILE = "result.json"
@@ -49,7 +50,7 @@ def collect(places: Iterable[Path]) -> Collection:
     places = list(places)
     runs: dict[str, Run] = {}
     left_out: list[LeftOut] = []
-    for path in _candidates(places):
+    for path in track(list(_candidates(places)), "reading runs"):
         if isinstance(path, LeftOut):
             left_out.append(path)
             continue

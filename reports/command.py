@@ -3,18 +3,21 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from kvbench.errors import ConfigurationError, unknown_name
+from kvbench.progress import track
 from kvbench.reports.collect import collect
 from kvbench.reports.comparison import Comparison, compare
 from kvbench.reports.comparison_markdown import render_comparison_markdown
 from kvbench.reports.comparison_terminal import print_comparison
 from kvbench.reports.tabular import render_csv, write_parquet
-from kvbench.results import write_text_atomically
+from kvbench.results import write_atomically, write_text_atomically
 
-FORMATS = ("html", "md", "csv", "parquet", "svg")
+FIGURE_FORMATS = ("svg", "png", "pdf")  # a file a figure
+FORMATS = ("html", "md", "csv", "parquet", *FIGURE_FORMATS)
 PRINTABLE = ("md", "csv")  # those that may go to standard output
 
 EXAMPLES = """\
@@ -23,7 +26,7 @@ examples:
   kvbench report multirun --out comparison.html    one page, works offline
   kvbench report . --out all --format html,csv     all.html and all.csv
   kvbench report . --format md                     Markdown on standard output
-  kvbench report . --out figures --format svg      figures-pareto-1.svg and so on, for papers
+  kvbench report . --out figures --format svg,pdf  figures-pareto-1.svg, .pdf and so on, for papers
 """
 
 
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         for form in formats:
             path = _path(out, form, formats)
             WRITERS[form](comparison, path)
-            print(f"wrote {path.with_name(path.stem)}-*.svg" if form == "svg" else f"wrote {path}", file=sys.stderr)
+            wrote = path.with_name(f"{path.stem}-*.{form}") if form in FIGURE_FORMATS else path
+            print(f"wrote {wrote}", file=sys.stderr)
     for each in comparison.left_out:
         print(f"kvbench: left out {each.path}: {each.reason}", file=sys.stderr)
     return 0
@@ -106,15 +110,15 @@ def _write_html(comparison: Comparison, path: Path) -> None:
     write_text_atomically(path, render_comparison_html(comparison, sections))
 
 
-def _write_svg(comparison: Comparison, path: Path) -> None:
-    """One file a picture, beside ``path`` and named after it."""
+def _write_figures(form: str, comparison: Comparison, path: Path) -> None:
+    """One file a figure, beside ``path`` and named after it."""
     from kvbench.reports.comparison_figures import FIGURES
-    from kvbench.reports.standalone import standalone_pictures
+    from kvbench.reports.drawing import file_of
 
-    for name, figures_of in FIGURES.items():
-        pictures = [text for figure in figures_of(comparison) for text in standalone_pictures(figure)]
-        for number, text in enumerate(pictures, start=1):
-            write_text_atomically(path.with_name(f"{path.stem}-{name}-{number}.svg"), text)
+    figures = {name: figures_of(comparison) for name, figures_of in FIGURES.items()}
+    named = [(f"{name}-{i}", figure) for name, found in figures.items() for i, figure in enumerate(found, start=1)]
+    for name, figure in track(named, f"drawing {form}"):
+        write_atomically(path.with_name(f"{path.stem}-{name}.{form}"), file_of(figure.spec, figure.title, form))
 
 
 def _write_markdown(comparison: Comparison, path: Path) -> None:
@@ -130,5 +134,5 @@ WRITERS: dict[str, Callable[[Comparison, Path], None]] = {
     "md": _write_markdown,
     "csv": _write_csv,
     "parquet": write_parquet,
-    "svg": _write_svg,
+    **{form: partial(_write_figures, form) for form in FIGURE_FORMATS},
 }

@@ -15,9 +15,9 @@ from typing import Any
 from kvbench.errors import KvbenchError, ResultError
 from kvbench.reports.collect import Run, collect
 from kvbench.reports.comparison import METRICS, Comparison, compare
+from kvbench.reports.drawing import file_of
 from kvbench.reports.pareto import pareto, pareto_front
 from kvbench.reports.scores import REFERENCE, number, percent
-from kvbench.reports.standalone import standalone_pictures
 from kvbench.reports.table import Cell, Column, Table
 from kvbench.results import Record, write_text_atomically
 from kvbench.statistics import Interval, paired_difference
@@ -147,10 +147,10 @@ def _rows(comparison: Comparison) -> list[MeasuredRow]:
 def pareto_picture(sweep: Comparison) -> str:
     """Effective bits against perplexity, as the text of an SVG file."""
     metric = next(each for each in METRICS if each.task == "perplexity")
-    figure = pareto(sweep, sweep.settings[0], metric, "comparators")
+    figure = pareto(sweep, sweep.settings[0], metric)
     if figure is None:
         raise ResultError("the sweep has no quantizer with both bits and perplexity.")
-    return standalone_pictures(figure)[0]
+    return file_of(figure.spec, figure.title, "svg").decode()
 
 
 PAGE = """\
@@ -173,8 +173,8 @@ on others.
 {pareto}
 
 *Effective bits*: all bytes allocated for {window:,} tokens, an element. *By count*: what the formats' bit counts alone
-say, which is what a long context tends to: a residual of up to {residual} tokens in full precision, as `kivi` keeps one,
-weighs less the longer the text. *Front*: no other row has fewer effective bits and lower perplexity (p), or logit
+say, which is what a long context tends to: a residual of up to {residual} tokens in full precision, as `kivi` keeps
+one, weighs less the longer the text. *Front*: no other row has fewer effective bits and lower perplexity (p), or logit
 error (l).
 
 ## What was published, and what is measured

@@ -4,34 +4,32 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvbench.reports import charts
 from kvbench.reports.comparison import Comparison, Row, Setting
-from kvbench.reports.curves import MIB, Curve, curve_figure, curves_of
-from kvbench.reports.heat_maps import heat_maps
+from kvbench.reports.curves import Curve, curves_of, distinct, latency_figures_of
+from kvbench.reports.figure import Figure
+from kvbench.reports.heat_maps import energy_maps, needle_maps
 from kvbench.reports.pareto import pareto
-from kvbench.reports.scores import REFERENCE, code_bits
-from kvbench.reports.svg import Figure
+from kvbench.reports.scores import bits_by_use, code_bits
+from kvbench.reports.series import STYLES
 from kvbench.reports.task_sections import NEEDLE_METRICS
 
-MOST_PICTURES = 24
+MOST_PICTURES = 8
 """Pictures a section shows; past it a page of hundreds of runs would be pictures that nobody compares."""
 
-MOST_LINES = 5
-"""Quantizers in one picture of lines: as many as there are styles that can be told apart."""
+
+MOST_PARTS = 12
+"""Bars or heat maps in one picture."""
 
 
 def figures_html(found: Sequence[Figure]) -> str:
     """At most MOST_PICTURES of them, and how many more there would be."""
     more = len(found) - MOST_PICTURES
     note = f"<p>{more} more are not drawn; compare fewer runs to see them.</p>" if more > 0 else ""
-    return "".join(figure.html() for figure in found[:MOST_PICTURES]) + note
+    return "".join(figure.html(live=True) for figure in found[:MOST_PICTURES]) + note
 
 
 def pareto_figures(comparison: Comparison) -> list[Figure]:
     """Effective bits against every metric, for each setting."""
-    found = (
-        pareto(comparison, setting, metric, f"pareto-{i}-{j}")
-        for i, setting in enumerate(comparison.settings)
-        for j, metric in enumerate(comparison.metrics)
-    )
+    found = (pareto(comparison, setting, metric) for setting in comparison.settings for metric in comparison.metrics)
     return [figure for figure in found if figure is not None]
 
 
@@ -47,16 +45,31 @@ def layer_figures(comparison: Comparison) -> list[Figure]:
     """Logit error of each layer, rows of equal code bits together."""
     rows = [row for row in comparison.rows if row.contender.per_layer_error and not row.is_reference]
     figures = []
-    for i, ((setting, bits), members) in enumerate(_by_setting_and_bits(rows).items()):
-        for start in range(0, len(members), MOST_LINES):
-            shown = members[start : start + MOST_LINES]
-            series = {row.label: row.contender.per_layer_error for row in shown}
-            keys = {row.label: row.key for row in shown}
-            figure = charts.error_by_layer(series, f"layers-{i}-{start}", keys)
-            if figure is not None:
-                title = f"{comparison.setting_titles[setting]}, code bits {bits}. {figure.caption}"
-                figures.append(Figure(title, figure.pictures, figure.legend))
-    return figures
+    for (setting, bits), members in _by_setting_and_bits(rows).items():
+        for start in range(0, len(members), STYLES):
+            shown = members[start : start + STYLES]
+            figures.append(
+                charts.error_by_layer(
+                    {row.label: row.contender.per_layer_error for row in shown},
+                    {row.label: row.name for row in shown},
+                    f"{comparison.setting_titles[setting]}, code bits {bits}. ",
+                    {row.label: row.key for row in shown},
+                )
+            )
+    return [figure for figure in figures if figure is not None]
+
+
+def compression_figures(comparison: Comparison) -> list[Figure]:
+    """Where the bits of an element go, a bar a row and MOST_PARTS bars a picture."""
+    sized = [row for row in comparison.rows if row.measurement.compression is not None]
+    return [
+        charts.bits_by_quantizer(
+            {row.label: bits_by_use(size) for row in shown if (size := row.measurement.compression)},
+            [row.key for row in shown],
+        )
+        for start in range(0, len(sized), MOST_PARTS)
+        if (shown := sized[start : start + MOST_PARTS])
+    ]
 
 
 def _allocated(comparison: Comparison) -> dict[str, tuple[str, charts.Allocation, str]]:
@@ -73,26 +86,37 @@ def _allocated(comparison: Comparison) -> dict[str, tuple[str, charts.Allocation
 
 
 def fingerprint_figures(comparison: Comparison) -> list[Figure]:
-    """Share of all blocks at each code width, a bar a quantizer and MOST_PICTURES bars a picture."""
+    """Share of all blocks at each code width, a bar a quantizer and MOST_PARTS bars a picture."""
     named = list(_allocated(comparison).items())
     return [
-        charts.shares_by_quantizer(dict(named[start : start + MOST_PICTURES]), f"fingerprint-{start}")
-        for start in range(0, len(named), MOST_PICTURES)
+        charts.shares_by_quantizer(dict(named[start : start + MOST_PARTS]))
+        for start in range(0, len(named), MOST_PARTS)
     ]
 
 
 def fingerprint_layer_figures(comparison: Comparison) -> list[Figure]:
     """Share of blocks at each code width, layer by layer."""
     return [
-        charts.shares_by_layer(f"{label}, {setting}", allocation, f"fingerprint-{key}", key)
+        charts.shares_by_layer(f"{label}, {setting}", allocation, key)
         for key, (label, allocation, setting) in _allocated(comparison).items()
     ]
 
 
-def needle_figures(comparison: Comparison) -> list[Figure]:
-    """Heat maps of needles in a haystack, MOST_PICTURES of them side by side."""
+def energy_figures(comparison: Comparison) -> list[Figure]:
+    """Energy of RoPE blocks, once for each setting: it is the model's, not a quantizer's."""
     figures = []
-    for i, setting in enumerate(comparison.settings):
+    for setting in comparison.settings:
+        runs = (row.run.result for row in comparison.rows if row.setting == setting)
+        energy = next((result.block_energy for result in runs if result.block_energy), None)
+        if energy is not None:
+            figures.append(energy_maps(energy.by_tensor(), comparison.setting_titles[setting]))
+    return [figure for figure in figures if figure is not None]
+
+
+def needle_figures(comparison: Comparison) -> list[Figure]:
+    """Heat maps of needles in a haystack, MOST_PARTS of them side by side."""
+    figures = []
+    for setting in comparison.settings:
         named = [
             (row.label, row.key, record.metrics)
             for row in comparison.rows
@@ -100,50 +124,45 @@ def needle_figures(comparison: Comparison) -> list[Figure]:
         ]
         for metric, title, unit in NEEDLE_METRICS:
             caption = f"{comparison.setting_titles[setting]}: {title} ({unit}); depth down, prompt length across."
-            for start in range(0, len(named), MOST_PICTURES):
-                shown = named[start : start + MOST_PICTURES]
-                figures.append(heat_maps(shown, metric, title, caption, f"needles-{i}-{metric}-{start}"))
+            figures += [
+                needle_maps(named[start : start + MOST_PARTS], metric, title, caption)
+                for start in range(0, len(named), MOST_PARTS)
+            ]
     return [figure for figure in figures if figure is not None]
 
 
 def curves(comparison: Comparison, setting: Setting) -> list[Curve]:
-    """Latency and memory of every row of a setting."""
-    return [
+    """Latency and memory of every row of a setting, fp16 first."""
+    return distinct(
         curve
         for row in comparison.rows
         if row.setting == setting and (record := row.measurement.tasks.get("latency")) is not None
         for curve in curves_of(row.label, row.key, row.name, record.metrics)
-    ]
+    )
 
 
 def latency_figures(comparison: Comparison) -> list[Figure]:
-    """Time of a decode step, memory of the cache and peak memory against context; fp16 is in every picture."""
+    """Decode steps, speed-up and memory against context; fp16 of the same batch is in every picture."""
     figures = []
-    for i, setting in enumerate(comparison.settings):
+    for setting in comparison.settings:
         found = curves(comparison, setting)
-        reference = [curve for curve in found if curve.quantizer == REFERENCE]
-        others = [curve for curve in found if curve.quantizer != REFERENCE]
-        for start in range(0, max(1, len(others)) if found else 0, MOST_LINES):
-            shown = [*reference, *others[start : start + MOST_LINES]]
-            for key, of, scale in _curve_kinds(comparison.setting_titles[setting]):
-                figures.append(curve_figure(shown, *of, f"{key}-{i}-{start}", scale))
-    return [figure for figure in figures if figure is not None]
-
-
-def _curve_kinds(setting: str) -> list[tuple[str, tuple[str, str, str], float]]:
-    """Key, then field, title and unit of the figures of latency and memory, and what a value is divided by."""
-    return [
-        ("decode", ("decode_ms", f"{setting}: time of a decode step", "ms"), 1),
-        ("memory", ("cache_bytes", f"{setting}: memory of the cache", "MiB"), MIB),
-        ("peak", ("peak_bytes", f"{setting}: peak memory", "MiB"), MIB),
-    ]
+        for batch in dict.fromkeys(curve.batch for curve in found):
+            of_batch = [curve for curve in found if curve.batch == batch]
+            reference = [curve for curve in of_batch if curve.is_reference]
+            others = [curve for curve in of_batch if not curve.is_reference]
+            for start in range(0, max(1, len(others)), STYLES):
+                shown = [*reference, *others[start : start + STYLES]]
+                figures += latency_figures_of(shown, comparison.setting_titles[setting])
+    return figures
 
 
 FIGURES: dict[str, Callable[[Comparison], list[Figure]]] = {
     "pareto": pareto_figures,
+    "compression": compression_figures,
     "layers": layer_figures,
     "allocation": fingerprint_figures,
     "allocation-layers": fingerprint_layer_figures,
+    "energy": energy_figures,
     "needles": needle_figures,
     "latency": latency_figures,
 }

@@ -1,10 +1,10 @@
-"""The HTML comparison: one file, nothing from outside, one script of its own that the page's policy names by hash."""
+"""The HTML comparison: one file, nothing from outside, two scripts that the page's policy names by hash."""
 
 from collections.abc import Sequence
 
 import kvbench
 from kvbench.reports.comparison import Comparison
-from kvbench.reports.comparison_script import SCRIPT, script_source
+from kvbench.reports.comparison_script import script_source, scripts
 from kvbench.reports.comparison_sections import parts_of
 from kvbench.reports.escaping import NAME_LIMIT, html_name, html_text
 from kvbench.reports.html import SECURITY_POLICY, section_html, section_links
@@ -48,7 +48,7 @@ def render_comparison_html(comparison: Comparison, plugins: Sequence[type[Report
 <main id="content" tabindex="-1">
 {"".join(map(section_html, rendered))}</main>
 <footer><p>kvbench {html_text(kvbench.__version__)}, {counted(len(comparison.runs), "run")}</p></footer>
-<script>{SCRIPT}</script>
+{"".join(f"<script>{text}</script>" for text in scripts())}
 </body>
 </html>
 """

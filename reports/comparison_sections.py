@@ -7,7 +7,9 @@ from typing import Any
 from kvbench.reports.comparison import Comparison
 from kvbench.reports.comparison_cautions import comparison_cautions
 from kvbench.reports.comparison_figures import (
+    compression_figures,
     curves,
+    energy_figures,
     figures_html,
     fingerprint_figures,
     fingerprint_layer_figures,
@@ -19,12 +21,13 @@ from kvbench.reports.comparison_figures import (
 from kvbench.reports.comparison_runs import commands_markdown, left_out_table, runs_html
 from kvbench.reports.comparison_summary import controls, tiles
 from kvbench.reports.comparison_table import HOW_TO_READ, comparison_table
+from kvbench.reports.compression_section import compression_table
 from kvbench.reports.curves import latency_table
 from kvbench.reports.differences import differences_table
 from kvbench.reports.escaping import html_text, markdown_text
+from kvbench.reports.figure import Figure
 from kvbench.reports.score_tables import score_tables
 from kvbench.reports.scores import finite, whole_or_number
-from kvbench.reports.svg import Figure
 from kvbench.reports.table import Cell, Column, Table
 
 Render = Callable[[Comparison], str]
@@ -64,6 +67,17 @@ def _allocation_html(comparison: Comparison) -> str:
     shares = figures_html(fingerprint_figures(comparison))
     layers = figures_html(fingerprint_layer_figures(comparison))
     return f"{shares}<details><summary>Layer by layer</summary>{layers}</details>" if shares else ""
+
+
+def _compression_html(comparison: Comparison) -> str:
+    return figures_html(compression_figures(comparison)) + _sizes(comparison).html()
+
+
+def _sizes(comparison: Comparison) -> Table:
+    return compression_table(
+        (row.contender, row.key, Cell(row.run.result.run_id[:8], link=comparison.run_anchors[row.run.path]))
+        for row in comparison.rows
+    )
 
 
 def _latency_html(comparison: Comparison) -> str:
@@ -130,8 +144,10 @@ PARTS: tuple[Part, ...] = (
     Part("summary", "Comparison", _summary_html, _summary_markdown),
     Part("pareto", "Size against quality", _drawn(pareto_figures), _nothing),
     Part("differences", "Differences that count", _table_html(_differences), _table_markdown(_differences)),
+    Part("compression", "Compression", _compression_html, _table_markdown(_sizes)),
     Part("layers", "Logit error by layer", _drawn(layer_figures), _nothing),
     Part("allocation", "Bit allocation", _allocation_html, _nothing),
+    Part("energy", "Energy of RoPE blocks", _drawn(energy_figures), _nothing),
     Part("needles", "Needle in a haystack", _drawn(needle_figures), _nothing),
     Part("scores", "Scores by task", _scores_html, _scores_markdown),
     Part("latency", "Latency and memory", _latency_html, _latency_markdown),

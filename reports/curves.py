@@ -1,25 +1,36 @@
 """Latency and memory against context length, from the points that ``tasks.latency.metrics.curve`` lists.
 
-A point is ``{context, batch, decode_ms, prefill_s, tokens_per_s, cache_bytes, peak_bytes, status}``; one that did not
-fit in memory has the status ``oom`` and is drawn as a cross at the top.
+A point is one context and batch of one method, the ``quantizer`` or ``fp16``: its keys are ``context``, ``batch``,
+``method``, ``attention``, ``prefill_s``, ``ttft_s``, ``decode_ms_median``, ``decode_ms_p5``, ``decode_ms_p95``,
+``tokens_per_s``, ``cache_bytes``, ``peak_bytes``, ``floor_ms`` and ``out_of_memory``. What was not measured is null.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, frame, series_styles
+from kvbench.reports.charts import HEIGHT, PLOT, lines_with_points, logarithmic_axis
 from kvbench.reports.escaping import shorten
+from kvbench.reports.figure import Figure, Spec
+from kvbench.reports.palette import colour
 from kvbench.reports.scores import REFERENCE, finite, number
-from kvbench.reports.svg import Figure, LegendEntry, Scale, add, drawing, marker_path
+from kvbench.reports.series import (
+    FADED,
+    PARAMETERS,
+    SHOWN,
+    TOLD,
+    series_encoding,
+    series_names,
+)
 from kvbench.reports.table import Cell, Column, Table
 
 MIB = 1024 * 1024
+DECODE = "decode_ms_median"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one quantizer at one batch size, by rising context."""
+    """The points of one method at one batch size, by rising context. ``row`` is its row of a comparison, or ""."""
 
     label: str
     row: str
@@ -27,121 +38,221 @@ class Curve:
     batch: float
     points: Sequence[Mapping[str, Any]]
 
+    @property
+    def is_reference(self) -> bool:
+        return self.quantizer == REFERENCE
+
     def value(self, context: float, field: str) -> float | None:
         return next((finite(point.get(field)) for point in self.points if point["context"] == context), None)
 
 
 def curves_of(label: str, row: str, quantizer: str, metrics: Mapping[str, Any]) -> list[Curve]:
-    """A curve for each batch size of a latency task's metrics; none where they hold no curve."""
+    """A curve for each method and batch size of a latency task's metrics; none where they hold no points."""
     points = metrics.get("curve")
     if not isinstance(points, list):
         return []
-    sound = [point for point in points if isinstance(point, dict) and finite(point.get("context"))]
-    batches = sorted({finite(point.get("batch")) or 1.0 for point in sound})
-    return [
-        Curve(
-            f"{label}, batch {batch:g}" if len(batches) > 1 else label,
-            row,
-            quantizer,
-            batch,
-            sorted(
-                (point for point in sound if (finite(point.get("batch")) or 1.0) == batch),
-                key=lambda point: point["context"],
-            ),
-        )
-        for batch in batches
-    ]
+    apart: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for point in points:
+        if isinstance(point, dict) and finite(point.get("context")):
+            of = REFERENCE if REFERENCE in (point.get("method"), quantizer) else quantizer
+            apart.setdefault((of, finite(point.get("batch")) or 1.0), []).append(point)
+    several = len({batch for _, batch in apart}) > 1
+    curves = []
+    for (of, batch), members in apart.items():
+        name, own = (REFERENCE, "") if of == REFERENCE != quantizer else (label, row)
+        ordered = sorted(members, key=lambda point: finite(point["context"]) or 0.0)
+        curves.append(Curve(f"{name}, batch {batch:g}" if several else name, own, of, batch, ordered))
+    return curves
 
 
-def curve_figure(
-    curves: Sequence[Curve], field: str, title: str, unit: str, key: str, scale: float = 1.0
-) -> Figure | None:
-    """``field / scale`` against context, both axes logarithmic; None where no point has a positive value."""
-    values = [
-        (point["context"], value / scale)
-        for curve in curves
-        for point in curve.points
-        if (value := finite(point.get(field))) is not None and value > 0
-    ]
-    if not values:
-        return None
-    contexts = sorted({finite(point["context"]) or 1.0 for curve in curves for point in curve.points})
-    x = Scale(contexts[0] / 1.1, contexts[-1] * 1.1, LEFT + 8, WIDTH - RIGHT - 8, logarithmic=True)
-    heights = [value for _, value in values]
-    y = Scale(min(heights) / 1.3, max(heights) * 1.6, HEIGHT - BOTTOM, TOP, logarithmic=True)
-    names = [curve.label for curve in curves]
-    described = "; ".join(f"{name}" for name in names[:12])
-    root = drawing(key, title, f"{len(contexts)} context lengths: {described}.", WIDTH, HEIGHT)
-    frame(root, y, [(x(context), _tokens(context)) for context in _spaced(contexts, x)], "context, tokens", unit)
-    styles = series_styles([REFERENCE if curve.quantizer == REFERENCE else curve.label for curve in curves])
-    legend = []
-    any_oom = False
-    for curve in curves:
-        style = styles[REFERENCE if curve.quantizer == REFERENCE else curve.label]
-        group = add(root, "g", class_=style, data_row=curve.row)
-        shown = [(p["context"], v / scale) for p in curve.points if (v := finite(p.get(field))) is not None and v > 0]
-        path = "".join(
-            f"{'L' if i else 'M'}{x(context):.1f} {y(value):.1f}" for i, (context, value) in enumerate(shown)
-        )
-        add(group, "path", class_="line", d=path)
-        for context, value in shown:
-            dot = add(group, "circle", class_="dot", cx=x(context), cy=y(value), r=3.5)
-            add(dot, "title", f"{shorten(curve.label, 40)}, {context:,} tokens: {number(value)} {unit}")
-        for point in curve.points:
-            if point.get("status") == "oom":
-                any_oom = True
-                mark = add(group, "path", class_="fill", d=marker_path("cross", x(point["context"]), TOP + 8.0, 5.0))
-                add(mark, "title", f"{shorten(curve.label, 40)}, {point['context']:,} tokens: out of memory")
-        legend.append(LegendEntry(style, curve.label))
-    caption = f"{title}. Both axes logarithmic." + (" Crosses at the top: out of memory." if any_oom else "")
-    return Figure(caption, [root], legend)
-
-
-def _spaced(contexts: Sequence[float], x: Scale, apart: float = 44.0) -> list[float]:
-    """Contexts whose labels do not touch."""
-    kept: list[float] = []
-    for context in contexts:
-        if not kept or x(context) - x(kept[-1]) >= apart:
-            kept.append(context)
+def distinct(curves: Iterable[Curve]) -> list[Curve]:
+    """The curves without repetitions of a reference that several runs share; the reference first."""
+    kept: list[Curve] = []
+    for curve in sorted(curves, key=lambda curve: not curve.is_reference):
+        same = (other for other in kept if other.is_reference and other.batch == curve.batch)
+        if not (curve.is_reference and any(other.points == curve.points for other in same)):
+            kept.append(curve)
     return kept
 
 
-def _tokens(context: float) -> str:
-    return f"{context / 1024:g}K" if context >= 1024 and context % 1024 == 0 else f"{context:g}"
+def latency_figures_of(curves: Sequence[Curve], where: str = "") -> list[Figure]:
+    """Time of a decode step, speed-up against fp16, cache and peak memory; those that some point has a value for."""
+    begin = f"{where}: " if where else ""
+    found = (
+        _against_context(curves, DECODE, f"{begin}time of a decode step", "ms"),
+        speed_up_figure(curves, f"{begin}decode speed-up against {REFERENCE}"),
+        _against_context(curves, "cache_bytes", f"{begin}memory of the cache", "MiB", MIB),
+        _against_context(curves, "peak_bytes", f"{begin}peak memory", "MiB", MIB),
+    )
+    return [figure for figure in found if figure is not None]
+
+
+def _against_context(curves: Sequence[Curve], field: str, title: str, unit: str, scale: float = 1.0) -> Figure | None:
+    """``field / scale`` against context, both axes logarithmic; None where no point has a positive value."""
+    names = series_names([curve.label for curve in curves])
+    values: list[Spec] = []
+    floors: list[Spec] = []
+    lost: list[Spec] = []
+    for number_of, (name, curve) in enumerate(zip(names, curves, strict=True)):
+        for point in curve.points:
+            context, value = finite(point["context"]), finite(point.get(field))
+            at = {"context": context, "series": name, "row": curve.row, "curve": number_of}
+            if value is not None and value > 0:
+                told = f"{name}, {context:,.0f} tokens: {number(value / scale)} {unit}{_spread(point, field)}"
+                values.append({**at, "value": value / scale, **_bounds(point, field), "told": told})
+            if point.get("out_of_memory"):
+                lost.append({**at, "told": f"{name}, {context:,.0f} tokens: out of memory"})
+            floor = finite(point.get("floor_ms"))
+            if field == DECODE and floor:
+                floors.append({**at, "value": floor})
+    if not values:
+        return None
+    layers = lines_with_points(40, detail="curve")
+    layers[0] |= {"data": {"values": values}}
+    layers[1] |= {"data": {"values": values}}
+    if any("low" in value for value in values):
+        spread = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}, **FADED}
+        layers.append({"data": {"values": [value for value in values if "low" in value]},
+                       "mark": {"type": "rule", "strokeWidth": 1.5, "aria": False}, "encoding": spread})  # fmt: skip
+    if floors:
+        thin = {"type": "line", "strokeWidth": 1.2, "opacity": 0.75, "aria": False}
+        layers.append({"data": {"values": floors}, "mark": thin,
+                       "encoding": {"strokeDash": {"value": [1, 3]}, "detail": {"field": "curve"}}})  # fmt: skip
+    if lost:
+        cross = {"type": "point", "shape": "cross", "filled": True, "size": 110, "angle": 45}
+        layers.append({"data": {"values": lost}, "mark": cross,
+                       "encoding": {"y": {"value": 8}, "shape": {"value": "cross"}, "strokeDash": {"value": [1, 0]},
+                                    **TOLD}})  # fmt: skip
+    top = max(max(value["value"], value.get("high", 0.0)) for value in values)
+    bottom = min(value["value"] for value in [*values, *floors])
+    y = {"field": "value", "type": "quantitative", "title": unit, **logarithmic_axis(bottom / 1.25, top * 1.6)}
+    caption = f"{_sentence(title)}. Both axes logarithmic."
+    caption += " Bars: 5th to 95th percentile." if any("low" in value for value in values) else ""
+    caption += " Fine dots: the least time in which the device can read weights and cache once." if floors else ""
+    caption += " Crosses at the top: out of memory." if lost else ""
+    return _figure(curves, names, title, caption, y, layers)
+
+
+def speed_up_figure(curves: Sequence[Curve], title: str) -> Figure | None:
+    """fp16's time of a decode step over the quantizer's, at equal context and batch; None where there is no pair."""
+    names = series_names([curve.label for curve in curves])
+    values: list[Spec] = []
+    for place, (name, curve) in enumerate(zip(names, curves, strict=True)):
+        for point in curve.points:
+            factor = speed_up(curve, point, curves)
+            if factor is not None:
+                told = f"{name}, {point['context']:,} tokens: {factor:.2f}× as fast as {REFERENCE}"
+                values.append({"context": point["context"], "value": factor, "series": name, "row": curve.row,
+                               "curve": place, "told": told})  # fmt: skip
+    if not values:
+        return None
+    layers = lines_with_points(40, detail="curve")
+    layers[0] |= {"data": {"values": values}}
+    layers[1] |= {"data": {"values": values}}
+    even = {
+        "type": "rule",
+        "strokeWidth": 1.5,
+        "strokeDash": [1, 4],
+        "color": colour("series-reference"),
+        "aria": False,
+    }
+    layers.append({"data": {"values": [{"value": 1}]}, "mark": even,
+                   "encoding": {"x": None, "color": None, "shape": None, "strokeDash": None}})  # fmt: skip
+    y: Spec = {"field": "value", "type": "quantitative", "title": "times as fast", "scale": {"zero": True}}
+    caption = f"{_sentence(title)}, at equal context and batch; above the dotted line is faster."
+    shown = [curve for curve in curves if not curve.is_reference]
+    kept = [name for name, curve in zip(names, curves, strict=True) if not curve.is_reference]
+    return _figure(shown, kept, title, caption, y, layers)
+
+
+def speed_up(curve: Curve, point: Mapping[str, Any], curves: Sequence[Curve]) -> float | None:
+    """How many times as fast as fp16 a point decodes, by the first reference of its batch that has its context."""
+    mine = finite(point.get(DECODE))
+    if curve.is_reference or not mine:
+        return None
+    references = (other for other in curves if other.is_reference and other.batch == curve.batch)
+    theirs = (other.value(point["context"], DECODE) for other in references)
+    return next((value / mine for value in theirs if value), None)
+
+
+def _figure(
+    curves: Sequence[Curve], names: Sequence[str], title: str, caption: str, y: Spec, layers: Sequence[Spec]
+) -> Figure:
+    contexts = sorted({finite(point["context"]) or 1.0 for curve in curves for point in curve.points})
+    label = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'K' : datum.value"
+    x: Spec = {
+        "field": "context",
+        "type": "quantitative",
+        "title": "context, tokens",
+        "scale": {"type": "log", "domain": [contexts[0] / 1.1, contexts[-1] * 1.1], "nice": False},
+        "axis": {"values": contexts, "labelExpr": label, "labelOverlap": True, "grid": False},
+    }
+    quantizers = {name: curve.quantizer for name, curve in zip(names, curves, strict=True)}
+    spec: Spec = {
+        "width": PLOT,
+        "height": HEIGHT,
+        "params": PARAMETERS,
+        "transform": [SHOWN],
+        "encoding": {"x": x, "y": y, **series_encoding(quantizers)},
+        "layer": list(layers),
+    }
+    described = f"{len(contexts)} context lengths: {'; '.join(names[:12])}."
+    return Figure(_sentence(title), described, caption, spec, [curve.row for curve in curves if curve.row])
+
+
+def _sentence(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
+def _bounds(point: Mapping[str, Any], field: str) -> Spec:
+    """The 5th and 95th percentile of a decode step, where they are told."""
+    low, high = finite(point.get("decode_ms_p5")), finite(point.get("decode_ms_p95"))
+    return {"low": low, "high": high} if field == DECODE and low and high else {}
+
+
+def _spread(point: Mapping[str, Any], field: str) -> str:
+    bounds = _bounds(point, field)
+    return f" ({number(bounds['low'])} to {number(bounds['high'])})" if bounds else ""
 
 
 def latency_table(curves: Sequence[Curve]) -> Table:
     """Every point, with the speed-up of decoding against fp16 at the same context and batch."""
-    baselines = {curve.batch: curve for curve in curves if curve.quantizer == REFERENCE}
     rows: list[list[Cell | str]] = []
     for curve in curves:
         for point in curve.points:
-            base = baselines.get(curve.batch)
-            reference = base.value(point["context"], "decode_ms") if base else None
-            mine = finite(point.get("decode_ms"))
-            speedup = reference / mine if reference and mine and curve is not base else None
-            status = str(point.get("status", "ok"))
-            cells = [
-                _shown(point, "context", 1, "{:,.0f}"),
-                _shown(point, "batch", 1, "{:g}"),
-                _shown(point, "decode_ms"),
-                "–" if speedup is None else f"{speedup:.2f}×",
-                _shown(point, "prefill_s"),
-                _shown(point, "tokens_per_s"),
-                _shown(point, "cache_bytes", MIB),
-                _shown(point, "peak_bytes", MIB),
-            ]
-            rows.append([curve.label, *cells, Cell(status, bad=status != "ok")])
-    titles = (
-        "context", "batch", "decode, ms a token", f"speed-up vs {REFERENCE}",
-        "prefill, s", "tokens/s", "cache, MiB", "peak, MiB",
-    )  # fmt: skip
-    columns = (Column("quantizer", numeric=False), *map(Column, titles), Column("status", numeric=False))
+            factor, lost = speed_up(curve, point, curves), bool(point.get("out_of_memory"))
+            name = shorten(str(point.get("attention") or "–"), 40)
+            numbers = (_shown(point, field, scale, form) for _, field, scale, form in FIELDS)
+            cells: list[Cell | str] = [*numbers, "–" if factor is None else f"{factor:.2f}×"]
+            rows.append([curve.label, *cells, name, Cell("out of memory", bad=True) if lost else "ok"])
+    columns = (
+        Column("quantizer", numeric=False),
+        *(Column(title) for title, *_ in FIELDS),
+        Column(f"speed-up vs {REFERENCE}"),
+        Column("attention", numeric=False),
+        Column("status", numeric=False),
+    )
     data = [{"row": curve.row} if curve.row else {} for curve in curves for _ in curve.points]
     return Table("Latency and memory at each context.", columns, rows, row_data=data)
 
 
-def _shown(point: Mapping[str, Any], field: str, scale: float = 1, form: str = "") -> str:
+FIELDS: tuple[tuple[str, str, float, str], ...] = (
+    ("context", "context", 1, "{:,.0f}"),
+    ("batch", "batch", 1, "{:g}"),
+    ("prefill, s", "prefill_s", 1, ""),
+    ("first token, s", "ttft_s", 1, ""),
+    ("decode, ms a step", DECODE, 1, ""),
+    ("5th percentile", "decode_ms_p5", 1, ""),
+    ("95th percentile", "decode_ms_p95", 1, ""),
+    ("floor, ms", "floor_ms", 1, ""),
+    ("tokens/s", "tokens_per_s", 1, ""),
+    ("cache, MiB", "cache_bytes", MIB, ""),
+    ("peak, MiB", "peak_bytes", MIB, ""),
+)
+"""Columns of the table of points: title, key, what a value is divided by, and its format."""
+
+
+def _shown(point: Mapping[str, Any], field: str, scale: float, form: str) -> str:
     value = finite(point.get(field))
     if value is None:
         return "–"

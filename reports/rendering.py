@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from kvbench.progress import track
 from kvbench.reports.section import ReportSection
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def render_parts(
     comparison: "Comparison", parts: "Iterable[Part]", form: Literal["html", "markdown"]
 ) -> list[Rendered]:
     """Every part that applies to ``comparison``, in order."""
-    return _rendered([(part.name, part.title, partial(getattr(part, form), comparison)) for part in parts], form)
+    named = [(part.name, part.title, partial(getattr(part, form), comparison)) for part in parts]
+    return _rendered(track(named, "rendering sections"), form)
 
 
 def _heading(section: type[ReportSection]) -> tuple[str, str]:

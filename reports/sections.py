@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from kvbench.reports import charts
+from kvbench.reports.compression_section import CompressionSection
 from kvbench.reports.differences import DifferencesSection
+from kvbench.reports.escaping import markdown_text
+from kvbench.reports.figure import Figure
+from kvbench.reports.heat_maps import energy_maps
 from kvbench.reports.provenance import EngagementSection, EnvironmentSection
 from kvbench.reports.scores import (
     REFERENCE,
     YARDSTICK,
-    Contender,
-    bits_by_use,
-    code_bits,
     contenders,
     error_change,
     finite,
@@ -30,56 +31,6 @@ if TYPE_CHECKING:
 DASH = "–"
 
 
-class CompressionSection(ReportSection):
-    """Bytes that exist: codes, norms, padding."""
-
-    name: ClassVar[str] = "compression"
-    title: ClassVar[str] = "Compression"
-
-    def html(self, result: "Result") -> str:
-        uses = {
-            row.label: bits_by_use(row.measurement.compression)
-            for row in contenders(result)
-            if row.measurement.compression
-        }
-        return charts.bits_by_quantizer(uses).html() + self._table(result).html() if uses else ""
-
-    def markdown(self, result: "Result") -> str:
-        return self._table(result).markdown() if any(row.measurement.compression for row in contenders(result)) else ""
-
-    def _table(self, result: "Result") -> Table:
-        titles = (
-            "code bits",
-            "norms",
-            "padding",
-            "effective bits",
-            "bytes allocated",
-            "bytes analytical",
-            "bytes fp16",
-            "ratio",
-        )
-        rows: list[list[Cell | str]] = []
-        for row in contenders(result):
-            size = row.measurement.compression
-            if size is None:
-                rows.append([row.label, Cell("not measured", bad=True), *[DASH] * 7])
-                continue
-            use = bits_by_use(size)
-            bits = [code_bits(row.measurement) or DASH, number(use.norms), number(use.padding), number(use.total)]
-            sizes = [
-                f"{size.bytes_allocated:,}",
-                f"{size.bytes_analytical:,.0f}",
-                f"{size.bytes_fp16:,}",
-                f"{size.ratio:.2f}×",
-            ]
-            rows.append([row.label, *bits, *sizes])
-        tokens = {row.measurement.compression.tokens for row in contenders(result) if row.measurement.compression}
-        caption = (
-            f"Cache of {', '.join(f'{count:,}' for count in sorted(tokens))} tokens, all layers; bits per element."
-        )
-        return Table(caption, (Column("quantizer", numeric=False), *map(Column, titles)), rows)
-
-
 class LogitErrorSection(ReportSection):
     """Error of attention logits, layer by layer."""
 
@@ -88,16 +39,17 @@ class LogitErrorSection(ReportSection):
 
     def html(self, result: "Result") -> str:
         rows = [row for row in contenders(result) if row.per_layer_error]
-        figure = charts.error_by_layer({row.label: row.per_layer_error for row in rows})
+        series = {row.label: row.per_layer_error for row in rows}
+        figure = charts.error_by_layer(series, {row.label: row.measurement.quantizer.name for row in rows})
         picture = figure.html() if figure else ""
-        details = f"<details><summary>Values by layer</summary>{self._by_layer(rows).html()}</details>" if rows else ""
-        return picture + self._means(result).html() + details if self._applies(result) else ""
+        return picture + self._means(result).html() if self._applies(result) else ""
 
     def markdown(self, result: "Result") -> str:
         if not self._applies(result):
             return ""
-        rows = [row for row in contenders(result) if row.per_layer_error]
-        return "\n\n".join([self._means(result).markdown()] + ([self._by_layer(rows).markdown()] if rows else []))
+        series = {row.label: row.per_layer_error for row in contenders(result) if row.per_layer_error}
+        by_layer = [charts.errors_table(series).markdown()] if series else []
+        return "\n\n".join([self._means(result).markdown(), *by_layer])
 
     def _applies(self, result: "Result") -> bool:
         return any("logit_error" in row.measurement.tasks for row in contenders(result))
@@ -115,16 +67,6 @@ class LogitErrorSection(ReportSection):
         caption = "Mean absolute error of attention logits over layers, heads, tokens and offsets."
         return Table(caption, (Column("quantizer", numeric=False), *map(Column, titles)), rows)
 
-    def _by_layer(self, rows: list[Contender]) -> Table:
-        count = max(len(row.per_layer_error) for row in rows)
-        columns = (Column("layer"), *(Column(row.label) for row in rows))
-        values = [[*row.per_layer_error, *[None] * count][:count] for row in rows]
-        lines = [
-            [str(i), *(DASH if v is None else number(v) for v in layer)]
-            for i, layer in enumerate(zip(*values, strict=True))
-        ]
-        return Table("Logit error of each layer.", columns, lines)
-
 
 def _extremes(layers: dict[int, float]) -> tuple[int, int]:
     return min(layers, key=layers.__getitem__), max(layers, key=layers.__getitem__)
@@ -138,10 +80,10 @@ class AllocationSection(ReportSection):
 
     def html(self, result: "Result") -> str:
         parts = []
-        for i, (name, allocation) in enumerate(_allocations(result).items()):
+        for name, allocation in _allocations(result).items():
             if len(charts.widths_used(allocation)) > 1:
-                parts.append(charts.shares_by_layer(name, allocation, f"allocation-{i}").html())
-                parts.append(charts.width_maps(name, allocation, f"allocation-map-{i}").html())
+                parts.append(charts.shares_by_layer(name, allocation).html())
+                parts.append(charts.width_maps(name, allocation).html())
             parts.append(_shares_table(name, allocation).html())
         return "".join(parts)
 
@@ -165,6 +107,25 @@ def _shares_table(name: str, allocation: charts.Allocation) -> Table:
     rows.append(["mean", f"{len(widths):,}", f"{number(sum(widths) / len(widths))} bits"])
     columns = (Column("code width", numeric=False), Column("RoPE blocks"), Column("share"))
     return Table(f"{name}: key code widths over {len(allocation)} layers, all KV heads.", columns, rows)
+
+
+class EnergySection(ReportSection):
+    """Where the model's queries and keys have their energy: what mixed bit widths are made from."""
+
+    name: ClassVar[str] = "energy"
+    title: ClassVar[str] = "Energy of RoPE blocks"
+
+    def html(self, result: "Result") -> str:
+        figure = self._figure(result)
+        return figure.html() if figure else ""
+
+    def markdown(self, result: "Result") -> str:
+        figure = self._figure(result)
+        return markdown_text(f"{figure.caption} {figure.description}") if figure else ""
+
+    def _figure(self, result: "Result") -> Figure | None:
+        energy = result.block_energy
+        return energy_maps(energy.by_tensor(), result.model.name) if energy is not None else None
 
 
 class PerplexitySection(ReportSection):
@@ -237,6 +198,7 @@ SECTIONS: tuple[type[ReportSection], ...] = (
     CompressionSection,
     LogitErrorSection,
     AllocationSection,
+    EnergySection,
     PerplexitySection,
     FidelitySection,
     DifferencesSection,

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvbench.reports.curves import MIB, Curve, curve_figure, curves_of, latency_table
-from kvbench.reports.heat_maps import heat_maps
+from kvbench.reports.curves import Curve, curves_of, distinct, latency_figures_of, latency_table
+from kvbench.reports.heat_maps import needle_maps
 from kvbench.reports.scores import Contender, contenders, finite, number
 from kvbench.reports.section import ReportSection
 from kvbench.reports.summary import score_cell
@@ -51,7 +51,7 @@ class NeedlesSection(ReportSection):
             if "niah" in row.measurement.tasks
         ]
         figures = [
-            heat_maps(named, metric, title, f"{title} ({unit}); depth down, prompt length across.", f"needles-{metric}")
+            needle_maps(named, metric, title, f"{title} ({unit}); depth down, prompt length across.")
             for metric, title, unit in NEEDLE_METRICS
         ]
         return table.html() + "".join(figure.html() for figure in figures if figure is not None)
@@ -74,24 +74,22 @@ class LatencySection(ReportSection):
         curves = self._curves(result)
         if not curves:
             return ""
-        figures = [
-            curve_figure(curves, "decode_ms", "Time of a decode step", "ms", "decode"),
-            curve_figure(curves, "cache_bytes", "Memory of the cache", "MiB", "memory", MIB),
-            curve_figure(curves, "peak_bytes", "Peak memory", "MiB", "peak", MIB),
-        ]
-        return "".join(figure.html() for figure in figures if figure is not None) + latency_table(curves).html()
+        batches = dict.fromkeys(curve.batch for curve in curves)
+        apart = [[curve for curve in curves if curve.batch == batch] for batch in batches]
+        figures = "".join(figure.html() for of in apart for figure in latency_figures_of(of))
+        return figures + latency_table(curves).html()
 
     def markdown(self, result: "Result") -> str:
         curves = self._curves(result)
         return latency_table(curves).markdown() if curves else ""
 
     def _curves(self, result: "Result") -> list[Curve]:
-        return [
+        return distinct(
             curve
             for row in contenders(result)
             if (record := row.measurement.tasks.get("latency")) is not None
             for curve in curves_of(row.label, "", row.measurement.quantizer.name, record.metrics)
-        ]
+        )
 
 
 def _task_table(result: "Result", task: str, metrics: tuple[str, ...], caption: str) -> Table | None:

@@ -110,6 +110,15 @@ def test_result_holds_quantizer_and_baselines_with_proof(registry: Registry, tmp
     assert not any(record.notes for each in result.measurements().values() for record in each.tasks.values())
 
 
+def test_result_holds_the_energy_of_every_layers_blocks(registry: Registry, tmp_path: Path) -> None:
+    result = run(configuration(registry, tasks=["perplexity"]), tmp_path / "out", registry)
+    assert result.block_energy is not None
+    blocks = result.model.geometry["layers"][0]["rotary_dim"] // 2
+    for grid in result.block_energy.by_tensor().values():
+        assert [len(line) for line in grid] == [blocks] * len(result.model.geometry["layers"])
+        assert all(value > 0 for line in grid for value in line)
+
+
 def test_baselines_take_the_quantizers_bits(registry: Registry, tmp_path: Path) -> None:
     config = configuration(registry, "quantizer.k_bits=2", "quantizer.v_bits=4", tasks=["perplexity"])
     result = run(config, tmp_path / "out", registry)

@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from kvbench.results import Measurement, PairedDifference, Result, TaskRecord, write_result
+from kvbench.results import BlockEnergy, Measurement, PairedDifference, Result, TaskRecord, write_result
 
-from .example_results import measurement, result
+from .example_results import BLOCKS, LAYERS, measurement, result
 
 QUANTIZERS = ("tqmse", "blockgtq", "cblockgtq")
 BITS = (2, 3, 4)
@@ -37,23 +37,46 @@ def niah(score: float, samples: int = 36) -> TaskRecord:
     )
 
 
+def latency_point(method: str, context: int, bits: float, **changes: Any) -> dict[str, Any]:
+    """A point as task latency tells it; times grow with the bytes read, as on a GPU."""
+    cache = context * bits * 1440
+    decode = 0.4 + context * bits * 1e-6
+    return {
+        "context": context,
+        "batch": 1,
+        "method": method,
+        "dtype": "float16",
+        "attention": "triton" if method == "quantizer" else "torch-flash",
+        "prefill_s": context / 9000,
+        "ttft_s": context / 9000 + decode / 1000,
+        "decode_ms_median": decode,
+        "decode_ms_p5": decode * 0.97,
+        "decode_ms_p95": decode * 1.08,
+        "tokens_per_s": 1000 / decode,
+        "cache_bytes": cache,
+        "peak_bytes": cache + 3e8,
+        "floor_ms": 0.1 + context * bits * 3e-7,
+        "out_of_memory": False,
+        "fill": "synthetic",
+        "graph": True,
+        "compile_s": None,
+        **changes,
+    }
+
+
 def latency(bits: float) -> TaskRecord:
-    points = [
-        {
-            "context": context,
-            "batch": 1,
-            "decode_ms": 0.4 + context * bits * 1e-6,
-            "prefill_s": context / 9000,
-            "tokens_per_s": 1000 / (0.4 + context * bits * 1e-6),
-            "cache_bytes": context * bits * 1440,
-            "peak_bytes": context * bits * 1440 + 3e8,
-            "status": "ok",
-        }
-        for context in CONTEXTS
-    ]
-    if bits == 16:
-        points[-1] = {"context": CONTEXTS[-1], "batch": 1, "status": "oom"}
+    """The quantizer's points and fp16's, which does not fit at the longest context."""
+    lost = {key: None for key in latency_point("fp16", 1, 16) if key.endswith(("_s", "_bytes")) or "_ms" in key}
+    points = [latency_point("quantizer", context, bits) for context in CONTEXTS] if bits != 16 else []
+    points += [latency_point("fp16", context, 16) for context in CONTEXTS[:-1]]
+    points.append(latency_point("fp16", CONTEXTS[-1], 16, **lost, out_of_memory=True))
     return TaskRecord(status="ok", metrics={"curve": points}, n=len(points), unit="points")
+
+
+def block_energy() -> BlockEnergy:
+    """Energies over four orders of magnitude, strongest in slow-turning blocks."""
+    grid = [[10 ** (4 * block / BLOCKS + layer % 3 / 4) for block in range(BLOCKS)] for layer in range(LAYERS)]
+    return BlockEnergy(q=grid, k=[[value / 7 for value in line] for line in grid])
 
 
 def measured(name: str, bits: float) -> Measurement:
@@ -82,6 +105,7 @@ def run(name: str, bits: float, **changes: Any) -> Result:
     fields = {key: getattr(asked, key) for key in Measurement.model_fields} | {
         "run_id": hashlib.sha256(f"{name} {bits} {changes}".encode()).hexdigest(),
         "command": f"kvbench quantizer={name} quantizer.k_bits={bits} quantizer.v_bits={bits}",
+        "block_energy": block_energy(),
         "baselines": {other: measured(other, bits) for other in ("fp16", "tqmse") if other != name},
     }
     return result().model_copy(update=fields | changes)

@@ -70,7 +70,7 @@ def test_every_number_leads_to_its_run() -> None:
     shown = page(run("tqmse", 3), run("blockgtq", 3))
     ids = {attributes.get("id") for _, attributes in shown.elements}
     links = [link["href"] or "" for link in shown.attributes("a")]
-    assert sum(link.startswith("#run-") for link in links) == 3
+    assert sum(link.startswith("#run-") for link in links) == 2 * 3  # in the first table and in that of sizes
     assert {link[1:] for link in links} <= ids
 
 
@@ -85,8 +85,9 @@ def test_all_runs_are_of_one_setting_or_figures_are_drawn_apart() -> None:
     other = run("blockgtq", 3)
     other = other.model_copy(update={"model": other.model.model_copy(update={"name": "other", "fingerprint": "e" * 8})})
     text = page(run("tqmse", 3), other).text
-    assert "perplexity against effective bits, smollm2-135m on pydoc" in text
-    assert "perplexity against effective bits, other on pydoc" in text
+    for setting in ("smollm2-135m on pydoc", "other on pydoc"):
+        assert f"{setting}: perplexity (lower is better) against bits per cached element" in text
+        assert f"{setting}: mean energy of every RoPE block" in text
 
 
 def test_the_fingerprint_gives_the_share_of_blocks_at_each_width() -> None:

@@ -5,12 +5,13 @@ from typing import ClassVar
 
 import pytest
 
+from kvbench.reports import charts
 from kvbench.reports.html import render_html
 from kvbench.reports.section import ReportSection
 from kvbench.reports.sections import SECTIONS
 from kvbench.results import Result, TaskRecord
 
-from .example_results import BLOCKS, HOSTILE_NAMES, KV_HEADS, LAYERS, allocation, measurement, renamed, result
+from .example_results import HOSTILE_NAMES, KV_HEADS, LAYERS, allocation, measurement, renamed, result
 from .parsed_page import ParsedPage
 
 
@@ -57,31 +58,46 @@ def test_unequal_code_bits_are_called_out() -> None:
 
 
 def test_compression_splits_the_bits_that_were_allocated(page: ParsedPage) -> None:
-    row = page.row("Cache of 4,096 tokens", "blockgtq")
+    row = page.row("Bits per element, and bytes", "blockgtq")
+    assert row["tokens"] == "4,096"
     assert (row["norms"], row["padding"], row["effective bits"]) == ("0.5000", "0.1250", "3.625")
     assert row["bytes allocated"] == f"{result().compression.bytes_allocated:,}"  # type: ignore[union-attr]
+
+
+def layers_marked(page: ParsedPage) -> int:
+    """Marks with a tooltip in the figure of logit error."""
+    return len(re.findall(r"(?:blockgtq|fp16|tqmse), layer \d+: ", page.text))
 
 
 def test_logit_error_of_every_layer_is_in_the_table_and_in_the_picture(page: ParsedPage) -> None:
     values = result().tasks["logit_error"].metrics["per_layer"]
     rows = page.tables["Logit error of each layer."]
     assert [float(row[1]) for row in rows[1:]] == pytest.approx(values, rel=1e-3)
-    assert page.count("circle") == 3 * LAYERS
+    assert layers_marked(page) == 3 * LAYERS
     assert f"blockgtq, layer 7: {rows[8][1]}" in page.text
 
 
 def test_every_layer_has_a_column_and_every_kv_head_a_map(page: ParsedPage) -> None:
-    columns = re.findall(r"layer \d+: \d+ % of blocks at \d+ bits", page.text)
+    columns = re.findall(r"layer \d+: \d+ % of blocks at \d+ bit", page.text)
     layers, widths = allocation(), range(1, 9)
     assert len(columns) == sum(any(b in head for head in layer) for layer in layers for b in widths)
-    assert page.text.count(f"{LAYERS} layers of {BLOCKS} RoPE blocks.") == KV_HEADS
+    assert all(f"KV head {head}" in page.text for head in range(KV_HEADS))
 
 
 def test_the_width_maps_cover_every_block_once() -> None:
-    source = render_html(result())
-    rectangles = re.findall(r"M[\d.]+ [\d.]+h([\d.]+)v([\d.]+)h-[\d.]+z", source)
-    area = sum(float(width) * float(height) for width, height in rectangles)
-    assert area == pytest.approx(KV_HEADS * 208 * LAYERS * 8, rel=1e-3)
+    drawn = charts.width_maps("blockgtq", allocation()).spec["data"]["values"]
+    covered = [
+        (each["layer"], each["head"], block, each["width"])
+        for each in drawn
+        for block in range(each["from"], each["to"])
+    ]
+    expected = [
+        (layer, f"KV head {head}", block, charts.bits_text(bits))
+        for layer, heads in enumerate(allocation())
+        for head, widths in enumerate(heads)
+        for block, bits in enumerate(widths)
+    ]
+    assert sorted(covered) == sorted(expected)
 
 
 def test_perplexity_table_says_how_it_was_measured(page: ParsedPage) -> None:
@@ -171,14 +187,14 @@ def test_errors_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
     )
     page = ParsedPage(render_html(apart))
     assert "Logarithmic axis. The fp16 cache, near zero, is not drawn." in page.text
-    assert page.count("circle") == 2 * LAYERS
+    assert layers_marked(page) == 2 * LAYERS
 
 
 def test_a_layer_without_a_value_leaves_a_gap() -> None:
     gapped = result()
     gapped.tasks["logit_error"].metrics["per_layer"][3] = None
     page = ParsedPage(render_html(gapped))
-    assert page.count("circle") == 3 * LAYERS - 1
+    assert layers_marked(page) == 3 * LAYERS - 1
     assert page.tables["Logit error of each layer."][4][1] == "–"
 
 

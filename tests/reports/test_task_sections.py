@@ -6,6 +6,7 @@ from kvbench.reports.html import render_html
 from kvbench.reports.markdown import render_markdown
 from kvbench.results import PairedDifference
 
+from .example_results import LAYERS
 from .example_runs import CONTEXTS, niah, run
 from .parsed_page import ParsedPage
 
@@ -50,8 +51,13 @@ def test_fidelity_has_its_interval_where_the_task_gave_one(page: ParsedPage) -> 
 def test_every_quantizer_has_a_heat_map_of_every_cell(page: ParsedPage) -> None:
     for label in ("blockgtq", "fp16", "tqmse"):
         for metric in ("NIAH score", "NIAH answer NLL"):
-            assert f"{metric}, {label}" in page.text
-    assert page.text.count("blockgtq, 256 tokens, depth 10 %: ") == 2
+            rows = page.tables[f"{metric} at each length and depth."]
+            assert [row[1:3] for row in rows if row[0] == label][:3] == [
+                ["256", "10 %"],
+                ["512", "10 %"],
+                ["256", "50 %"],
+            ]
+        assert page.text.count(f"{label}, 256 tokens, depth 10 %: ") == 2
 
 
 @pytest.mark.parametrize("broken", [None, [], {"score": [[1.0]]}, {"lengths": [1], "depths": [], "score": []}, "map"])
@@ -73,18 +79,62 @@ def test_a_cell_without_a_value_says_so() -> None:
     assert "blockgtq, 256 tokens, depth 10 %: not measured" in ParsedPage(render_html(made)).text
 
 
+def latency_row(page: ParsedPage, label: str, context: int) -> dict[str, str]:
+    titles, *rows = page.tables["Latency and memory at each context."]
+    return next(dict(zip(titles, row, strict=True)) for row in rows if row[:2] == [label, f"{context:,}"])
+
+
 def test_latency_gives_the_speed_up_at_the_same_context(page: ParsedPage) -> None:
-    rows = page.tables["Latency and memory at each context."]
-    found = {(row[0], row[1]): row for row in rows[1:]}
-    ours, theirs = found["blockgtq", "16,384"], found["fp16", "16,384"]
-    assert float(ours[4].rstrip("×")) == pytest.approx(float(theirs[3]) / float(ours[3]), abs=0.01)
-    assert theirs[4] == "–"
+    ours, theirs = latency_row(page, "blockgtq", 16384), latency_row(page, "fp16", 16384)
+    ratio = float(theirs["decode, ms a step"]) / float(ours["decode, ms a step"])
+    assert float(ours["speed-up vs fp16"].rstrip("×")) == pytest.approx(ratio, abs=0.01)
+    assert theirs["speed-up vs fp16"] == "–"
+    assert f"blockgtq, 16,384 tokens: {ratio:.2f}× as fast as fp16" in page.text
 
 
-def test_a_point_out_of_memory_is_marked_in_picture_and_table(page: ParsedPage) -> None:
-    assert f"fp16, {CONTEXTS[-1]:,} tokens: out of memory" in page.text
-    row = next(row for row in page.tables["Latency and memory at each context."] if row[:2] == ["fp16", "65,536"])
-    assert row[-1] == "oom"
+def test_latency_names_the_attention_that_fp16_is_and_the_floor(page: ParsedPage) -> None:
+    row = latency_row(page, "fp16", 1024)
+    assert (row["attention"], row["floor, ms"]) == ("torch-flash", f"{0.1 + 1024 * 16 * 3e-7:.4f}")
+    assert "the least time in which the device can read weights and cache once" in page.text
+
+
+def test_latency_on_a_cpu_has_no_floor_and_no_figure_of_one() -> None:
+    made = run("blockgtq", 3, baselines={})
+    for point in made.tasks["latency"].metrics["curve"]:
+        point |= {"floor_ms": None, "decode_ms_p5": None, "decode_ms_p95": None}
+    text = ParsedPage(render_html(made)).text
+    assert "Time of a decode step. Both axes logarithmic. Crosses at the top: out of memory." in text
+
+
+def test_a_point_out_of_memory_is_marked_in_every_picture_and_in_the_table(page: ParsedPage) -> None:
+    pictures = 3  # decode steps, cache, peak; a speed-up has no such point
+    assert page.text.count(f"fp16, {CONTEXTS[-1]:,} tokens: out of memory") == pictures
+    assert latency_row(page, "fp16", CONTEXTS[-1])["status"] == "out of memory"
+
+
+def test_batches_have_figures_of_their_own() -> None:
+    made = run("blockgtq", 3, baselines={})
+    points = made.tasks["latency"].metrics["curve"]
+    points += [{**point, "batch": 8} for point in points]
+    text = ParsedPage(render_html(made)).text
+    assert text.count("Time of a decode step. Both axes") == 2
+    assert "blockgtq, batch 8, 1,024 tokens: " in text
+
+
+@pytest.mark.parametrize(
+    "broken", [None, [], "curve", [1], [{"context": "x"}], [{"context": 5, "decode_ms_median": "x"}]]
+)
+def test_points_that_are_none_leave_the_page_whole(broken: object) -> None:
+    made = run("blockgtq", 3, baselines={})
+    made.tasks["latency"].metrics["curve"] = broken
+    assert "could not be rendered" not in ParsedPage(render_html(made)).text
+
+
+def test_the_energy_of_every_block_is_in_the_picture_and_in_its_table(page: ParsedPage) -> None:
+    rows = page.tables["Mean energy of every RoPE block, fast-turning first."]
+    assert len(rows) == 1 + 2 * LAYERS
+    assert rows[1][1].split()[:2] == ["1", "1.33"]
+    assert "queries: strongest block 31 of layer 2" in render_markdown(run("blockgtq", 3))
 
 
 def test_markdown_has_the_same_tables() -> None:
