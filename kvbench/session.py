@@ -250,21 +250,17 @@ class Session:
             mask[row, longest - len(prompt) :] = 1
         return tokens, mask
 
-    def captured(self, windows: Tensor, at_once: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Queries and keys before RoPE of every layer, ``[tokens, heads, head_dim]``, a few windows at a time.
+    def captured(self, name: str, windows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Queries and keys before RoPE of every layer, ``[windows, tokens, heads, head_dim]``.
 
-        From the unquantized model; kept in ``memo``, so that all quantizers of a run see the same tensors.
+        From the unquantized model; kept in ``memo`` under ``name``, so that all quantizers of a run see the same
+        tensors.
         """
         from kvbench.capture import capture_qkv
 
-        name = f"captured {tuple(windows.shape)} by {at_once}"
         if name not in self.memo:
-            batches = []
-            for start in range(0, len(windows), at_once):
-                layers = capture_qkv(self.loaded.model, windows[start : start + at_once])
-                batches.append([(q, k) for q, k, _ in layers])
-            self.memo[name] = batches
-        yield from self.memo[name]
+            self.memo[name] = [(q, k) for q, k, _ in capture_qkv(self.loaded.model, windows)]
+        return self.memo[name]
 
     @contextmanager
     def storage(self) -> Iterator[PackedCache]:

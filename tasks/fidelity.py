@@ -1,7 +1,8 @@
 """Fidelity: how far next-token distributions move, on the same tokens, from those of the unquantized cache."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvbench.errors import ConfigurationError
 from kvbench.task import Task, TaskResult
@@ -43,22 +44,16 @@ class Fidelity(Task):
             )
 
     def run(self, session: "Session") -> TaskResult:
-        import torch
-
         from kvbench.statistics import block_means, bootstrap_mean
 
+        windows = list(session.windows(self.windows * self.window, self.window))
         divergences: list[float] = []
         agreements: list[float] = []
-        for tokens in session.track(list(session.windows(self.windows * self.window, self.window)), "fidelity"):
-            with session.engage(self.window) as cache:
-                pairs = zip(
-                    session.stream(tokens[None], session.unquantized_cache()),
-                    session.stream(tokens[None], cache),
-                    strict=True,
-                )
-                for (_, reference), (_, found) in pairs:
-                    divergences += divergence(reference[0], found[0]).tolist()
-                    agreements += (reference[0].argmax(-1) == found[0].argmax(-1)).to(torch.float64).tolist()
+        for index in session.track(range(self.windows), "fidelity"):
+            measure = partial(measure_window, session, windows[index])
+            [record] = session.measured([f"window {index}"], measure)
+            divergences += record["kl"]
+            agreements += record["top1_agreement"]
         session.prefill_peak_bytes = None  # two caches were read side by side: the peak is neither's
         samples = {
             "kl": block_means(divergences, BLOCK),
@@ -80,3 +75,19 @@ class Fidelity(Task):
             path=session.path,
             samples=samples,
         )
+
+
+def measure_window(session: "Session", tokens: "Tensor") -> list[dict[str, Any]]:
+    """Divergence and agreement after each of a window's ``tokens``, from both caches side by side."""
+    import torch
+
+    divergences: list[float] = []
+    agreements: list[float] = []
+    with session.engage(len(tokens)) as cache:
+        pairs = zip(
+            session.stream(tokens[None], session.unquantized_cache()), session.stream(tokens[None], cache), strict=True
+        )
+        for (_, reference), (_, found) in pairs:
+            divergences += divergence(reference[0], found[0]).tolist()
+            agreements += (reference[0].argmax(-1) == found[0].argmax(-1)).to(torch.float64).tolist()
+    return [{"kl": divergences, "top1_agreement": agreements}]

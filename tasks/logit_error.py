@@ -1,7 +1,10 @@
 """Logit error: how far attention logits move when keys are quantized, layer by layer."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from kvbench.errors import ConfigurationError
 from kvbench.geometry import LayerGeometry
@@ -62,22 +65,15 @@ class LogitError(Task):
             raise ConfigurationError("task.logit_error.offsets must be at least 1 and max_offset not negative.")
 
     def run(self, session: "Session") -> TaskResult:
-        import torch
-
-        from kvbench.rope import layer_frequencies
-
         geometry = session.loaded.geometry
         windows = session.windows(self.tokens, self.window)
-        distances = torch.linspace(-self.max_offset, self.max_offset, self.offsets, dtype=torch.float64)
-        sums = [torch.zeros(layer.kv_heads, dtype=torch.float64) for layer in geometry.layers]
-        with session.storage() as cache:
-            for captured in session.captured(windows, WINDOWS_AT_ONCE):
-                for layer, (q, k) in enumerate(captured):
-                    shape = geometry.layers[layer]
-                    frequencies, _ = layer_frequencies(session.loaded.model, layer, shape)
-                    angles = distances[:, None].to(frequencies.device) * frequencies
-                    error = k.float() - session.stored_keys(cache, layer, k)
-                    sums[layer] += offset_errors(q.flatten(0, 1), error.flatten(0, 1), angles, shape).cpu()
+        starts = range(0, len(windows), WINDOWS_AT_ONCE)
+        sums = [np.zeros(layer.kv_heads) for layer in geometry.layers]
+        for start in session.track(starts, "logit error"):
+            batch = windows[start : start + WINDOWS_AT_ONCE]
+            names = [f"windows {start} to {start + len(batch) - 1}"]
+            [record] = session.measured(names, partial(self._measure, session, batch, start))
+            sums = [total + np.array(part) for total, part in zip(sums, record["sums"], strict=True)]
         per_head = [
             total / (self.tokens * shape.group_size * self.offsets)
             for total, shape in zip(sums, geometry.layers, strict=True)
@@ -95,3 +91,21 @@ class LogitError(Task):
             unit="tokens",
             path=session.path,
         )
+
+    def _measure(self, session: "Session", windows: "Tensor", start: int) -> list[dict[str, Any]]:
+        """Errors summed over windows, tokens, query heads and offsets, a float a KV head, layer by layer."""
+        import torch
+
+        from kvbench.rope import layer_frequencies
+
+        distances = torch.linspace(-self.max_offset, self.max_offset, self.offsets, dtype=torch.float64)
+        sums: list[list[float]] = []
+        with session.storage() as cache:
+            captured = session.captured(f"windows of {self.window} from {start}", windows)
+            for layer, (q, k) in enumerate(captured):
+                shape = session.loaded.geometry.layers[layer]
+                frequencies, _ = layer_frequencies(session.loaded.model, layer, shape)
+                angles = distances[:, None].to(frequencies.device) * frequencies
+                error = k.float() - session.stored_keys(cache, layer, k)
+                sums.append(offset_errors(q.flatten(0, 1), error.flatten(0, 1), angles, shape).tolist())
+        return [{"sums": sums}]

@@ -1,7 +1,6 @@
 """Perplexity against transformers' own loss, and what it counts."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from kvbench.errors import ConfigurationError
 from kvbench.quantizers.fp16 import Fp16
 from kvbench.quantizers.tqmse import TQMSE
-from kvbench.sample_store import SampleStore
 from kvbench.tasks.perplexity import Perplexity
 
 from .sessions import Identity, model, session
@@ -76,16 +74,3 @@ def test_result_says_that_it_read_packed_storage() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match=r"task\.perplexity"):
         Perplexity(**options)
-
-
-def test_an_interrupted_task_continues_after_its_last_window(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.jsonl"
-    results = []
-    for finished in (0, 2):  # without an interruption, and killed in the third window
-        kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:finished]) if finished else "")
-        work = session(TQMSE(k_bits=2, v_bits=2))
-        work.samples = SampleStore(kept)
-        found = Perplexity(windows=3, window=40).run(work)
-        results.append(({**found.metrics, "seconds": 0}, found.samples, work.engagement))
-    assert results[0] == results[1]
-    assert len(kept.read_text().splitlines()) == 3
