@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def kvbench_quantizers() -> "list[type[Quantizer]]":
+    from kvbench.peers import HQQ, Quanto
     from kvbench.quantizers.blockgtq import BlockGTQ
     from kvbench.quantizers.cblockgtq import CenteredBlockGTQ
     from kvbench.quantizers.fp4 import MXFP4, NVFP4
@@ -37,6 +38,8 @@ def kvbench_quantizers() -> "list[type[Quantizer]]":
         QuaRot,
         Kivi,
         KVQuant,
+        HQQ,
+        Quanto,
     ]
 
 

@@ -16,6 +16,8 @@ from kvbench.job import Job
 from kvbench.kernels.formats import CacheFormat, RotatedCodebook
 from kvbench.measurement_store import StoredTask, recall, remember
 from kvbench.models import LoadedModel
+from kvbench.peer_session import PeerSession
+from kvbench.peers import PeerQuantizer
 from kvbench.plugin_codec import probe
 from kvbench.progress import announce
 from kvbench.quantizer import Quantizer
@@ -93,7 +95,7 @@ def measure(job: Job, quantizer: Quantizer, measurement: Measurement) -> Iterato
         measurement.tasks[task.name] = stored.task
         engagement = added(engagement, stored.engagement)
         measurement.cache = CacheRecord(
-            prefill=job.cache.prefill,
+            prefill="exact" if isinstance(quantizer, PeerQuantizer) else job.cache.prefill,
             n_sink=job.cache.n_sink,
             recent_window=job.cache.recent_window,
             excluded_layers=sorted(job.cache.excluded_layers),
@@ -121,7 +123,8 @@ def _measure_task(job: Job, quantizer: Quantizer, format: CacheFormat, format_di
     if (stored := recall(key)) is not None:
         samples.recount()
         return stored
-    session = Session(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo, samples=samples)
+    kind = PeerSession if isinstance(quantizer, PeerQuantizer) else Session
+    session = kind(job.loaded, quantizer, format, job.corpus, job.cache, job.backend, job.memo, samples=samples)
     started = time.perf_counter()
     try:
         with _named(quantizer):

@@ -282,6 +282,11 @@ class PackedCache(Cache):
         """The layers that kvbench stores, in order."""
         return [layer for layer in self.layers if isinstance(layer, PackedLayer)]
 
+    def forget_reads(self) -> None:
+        """Count the packed tokens that attention reads from nought again."""
+        for layer in self.packed_layers:
+            layer.packed_tokens_read = 0
+
     def expect(self, tokens: int) -> None:
         """Let an empty cache start with room for ``tokens`` tokens, so that it need not grow to hold them."""
         for layer in self.packed_layers:

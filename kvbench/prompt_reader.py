@@ -146,8 +146,7 @@ class PromptReader:
         self._forget_reads()
 
     def _forget_reads(self) -> None:
-        for layer in self.cache.packed_layers:
-            layer.packed_tokens_read = 0
+        self.cache.forget_reads()
         self.unproven = False
 
     def _mask_with(self, tokens: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvbench.errors import ResultError
+from kvbench.task import CachePath
 
 SCHEMA_VERSION = 1
 Status = Literal["ok", "oom", "failed", "partial"]
@@ -94,7 +95,7 @@ class PairedDifference(Record):
 
 class TaskRecord(Record):
     status: Status
-    path: Literal["packed", "simulated"] | None = None
+    path: CachePath | None = None
     metrics: dict[str, Any] = Field(default_factory=dict)
     n: int = 0
     unit: str = ""

@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from kvbench.session import Session
 
+CachePath = Literal["packed", "peer", "simulated"]
+"""How keys and values reached attention."""
+
 
 @dataclass(frozen=True)
 class TaskResult:
     """What a task measured.
 
-    ``path`` is ``"packed"`` where keys and values were read from packed storage, ``"simulated"`` where they were
-    quantized and dequantized without being stored. ``metrics`` is plain JSON data; ``n`` counts the samples behind it
-    and ``unit`` says what one is ("tokens", "windows", ...). ``samples`` holds the values behind a metric, in an order
-    that is the same for every quantizer, so that quantizers can be compared pair by pair.
+    ``path`` is ``"packed"`` where keys and values were read from kvbench's packed storage, ``"peer"`` where they went
+    through another library's cache, ``"simulated"`` where they were quantized and dequantized without being stored.
+    ``metrics`` is plain JSON data; ``n`` counts the samples behind it and ``unit`` says what one is ("tokens",
+    "windows", ...). ``samples`` holds the values behind a metric, in an order that is the same for every quantizer, so
+    that quantizers can be compared pair by pair.
     """
 
     metrics: dict[str, Any]
     n: int
     unit: str
-    path: Literal["packed", "simulated"]
+    path: CachePath
     notes: tuple[str, ...] = ()
     samples: dict[str, list[float]] = field(default_factory=dict)
 
