@@ -46,7 +46,7 @@ class PeerCache(PackedCache):
     def quantized_tokens(self, layer: int) -> int:
         """Tokens that a layer holds quantized: those it holds but for the ones that wait in full precision."""
         waiting = getattr(self.layers[layer], "keys", None)
-        held: int = self.layers[layer].get_seq_length()
+        held = int(self.get_seq_length(layer))
         return held - (waiting.shape[-2] if waiting is not None and waiting.dim() == 4 else 0)
 
     def reset(self) -> None:

@@ -72,7 +72,8 @@ class KVQuant(Quantizer):
         levels = weighted_k_means(
             ((keys - middle) / width)[inside], np.broadcast_to(weights, keys.shape)[inside], 1 << self.k_bits
         )
-        ranges = tuple(tuple(zip(*pair, strict=True)) for pair in zip(middle.tolist(), width.tolist(), strict=True))
+        pairs = np.stack([middle, width], axis=-1).tolist()
+        ranges = tuple(tuple((float(m), float(w)) for m, w in head) for head in pairs)
         return NonUniform(shape.kv_heads, shape.head_dim, levels, self._count(shape), ranges, fp16_unit(layer.k))
 
     def _values(self, statistics: TensorStatistics, shape: LayerGeometry) -> NonUniform:

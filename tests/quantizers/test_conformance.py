@@ -7,6 +7,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
 
+from kvbench.peers import PeerQuantizer
 from kvbench.quantizers.integer import Integer
 from kvbench.quantizers.kivi import Kivi
 from kvbench.quantizers.kvquant import KVQuant
@@ -15,7 +16,9 @@ from kvbench.registry import load_registry
 from kvbench.testing import quantizer_conformance
 
 BUILTINS = {
-    name: entry.value() for name, entry in load_registry({}).quantizers.items() if entry.distribution == "kvbench"
+    name: entry.value()
+    for name, entry in load_registry({}).quantizers.items()
+    if entry.distribution == "kvbench" and not issubclass(entry.value, PeerQuantizer)  # these have no format of kvbench
 }
 OPTIONS = {
     "kivi_short": Kivi(residual=32, group=16, scale_only=True),
