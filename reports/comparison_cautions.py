@@ -1,11 +1,14 @@
 """What could mislead a reader of a comparison, one sentence each."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from kvbench.reports.comparison import METRICS, Comparison, Metric, Row, task_options
+from kvbench.reports.collect import Collection, Run
+from kvbench.reports.comparison import METRICS, Comparison, Metric, Row, compare, task_options
 from kvbench.reports.differences import significant
 from kvbench.reports.escaping import shorten
-from kvbench.reports.scores import finite
+from kvbench.reports.scores import cautions, finite
+from kvbench.results import Result
 
 FEW_SAMPLES = 30
 """Below this many samples a percentile bootstrap interval is too narrow (its coverage is visibly under 95 percent)."""
@@ -20,9 +23,17 @@ def comparison_cautions(comparison: Comparison) -> list[str]:
     found = [*_unfinished(rows), *_settings(comparison)]
     for metric in comparison.metrics:
         found += _mixed(rows, metric)
-    found += [*_backends(rows), *_timings(rows), *_versions(comparison)]
+    found += [*_random_weights(rows), *_backends(rows), *_timings(rows), *_versions(comparison)]
     found += [*_few_samples(comparison), *_undecided(rows), *_suspicious(rows)]
     return list(dict.fromkeys(found))
+
+
+def run_cautions(result: Result) -> list[str]:
+    """What could mislead a reader of one run, weightiest first."""
+    comparison = compare(Collection([Run(Path(), result)], []))
+    rows = comparison.rows
+    found = [*cautions(result), *_random_weights(rows), *_backends(rows), *_timings(rows)]
+    return list(dict.fromkeys([*found, *_few_samples(comparison), *_undecided(rows), *_suspicious(rows)]))
 
 
 def _names(names: Sequence[str]) -> str:
@@ -76,6 +87,12 @@ def _mixed(rows: Sequence[Row], metric: Metric) -> Iterator[str]:
                 f"{metric.title} on {shorten(setting.model, NAME_LIMIT)} was measured on different prompts or amounts "
                 f"of text ({len(options)} sets of options for task '{metric.task}'): compare rows with equal options."
             )
+
+
+def _random_weights(rows: Sequence[Row]) -> Iterator[str]:
+    names = [row.run.result.model.name for row in rows if row.run.result.model.source == "random"]
+    if names:
+        yield f"Random weights: {_names(names)}. Only times and bytes are those of the real model; scores mean nothing."
 
 
 def _backends(rows: Sequence[Row]) -> Iterator[str]:

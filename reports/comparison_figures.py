@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvbench.reports import charts
 from kvbench.reports.comparison import Comparison, Row, Setting
-from kvbench.reports.curves import Curve, curves_of, distinct, latency_figures_of
+from kvbench.reports.curves import Curve, curves_of, latency_figures_of
 from kvbench.reports.figure import Figure
 from kvbench.reports.heat_maps import energy_maps, needle_maps
 from kvbench.reports.pareto import pareto
@@ -132,28 +132,23 @@ def needle_figures(comparison: Comparison) -> list[Figure]:
 
 
 def curves(comparison: Comparison, setting: Setting) -> list[Curve]:
-    """Latency and memory of every row of a setting, fp16 first."""
-    return distinct(
+    """Latency and memory of every row of a setting."""
+    return [
         curve
         for row in comparison.rows
-        if row.setting == setting and (record := row.measurement.tasks.get("latency")) is not None
-        for curve in curves_of(row.label, row.key, row.name, record.metrics)
-    )
+        if row.setting == setting
+        for curve in curves_of(row.label, row.key, row.run.result.run_id, row.measurement)
+    ]
 
 
 def latency_figures(comparison: Comparison) -> list[Figure]:
-    """Decode steps, speed-up and memory against context; fp16 of the same batch is in every picture."""
-    figures = []
-    for setting in comparison.settings:
-        found = curves(comparison, setting)
-        for batch in dict.fromkeys(curve.batch for curve in found):
-            of_batch = [curve for curve in found if curve.batch == batch]
-            reference = [curve for curve in of_batch if curve.is_reference]
-            others = [curve for curve in of_batch if not curve.is_reference]
-            for start in range(0, max(1, len(others)), STYLES):
-                shown = [*reference, *others[start : start + STYLES]]
-                figures += latency_figures_of(shown, comparison.setting_titles[setting])
-    return figures
+    """Decode steps, speed-up and memory against context, for each setting and batch size."""
+    titles = comparison.setting_titles
+    return [
+        figure
+        for setting in comparison.settings
+        for figure in latency_figures_of(curves(comparison, setting), titles[setting])
+    ]
 
 
 FIGURES: dict[str, Callable[[Comparison], list[Figure]]] = {

@@ -1,13 +1,14 @@
 """Latency and memory against context length, from the points that ``tasks.latency.metrics.curve`` lists.
 
-A point is one context and batch of one method, the ``quantizer`` or ``fp16``: its keys are ``context``, ``batch``,
-``method``, ``attention``, ``prefill_s``, ``ttft_s``, ``decode_ms_median``, ``decode_ms_p5``, ``decode_ms_p95``,
-``tokens_per_s``, ``cache_bytes``, ``peak_bytes``, ``floor_ms`` and ``out_of_memory``. What was not measured is null.
+A point is one context and batch: its keys are ``context``, ``batch``, ``attention``, ``prefill_s``, ``ttft_s``,
+``decode_ms_median``, ``decode_ms_p5``, ``decode_ms_p95``, ``tokens_per_s``, ``cache_bytes``, ``peak_bytes``,
+``floor_ms`` and ``out_of_memory``. What was not measured is null. ``other_attention`` lists points of attentions that
+were timed beside the fastest.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench.reports.charts import HEIGHT, PLOT, lines_with_points, logarithmic_axis
 from kvbench.reports.escaping import shorten
@@ -18,11 +19,15 @@ from kvbench.reports.series import (
     FADED,
     PARAMETERS,
     SHOWN,
+    STYLES,
     TOLD,
     series_encoding,
     series_names,
 )
 from kvbench.reports.table import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from kvbench.results import Measurement
 
 MIB = 1024 * 1024
 DECODE = "decode_ms_median"
@@ -30,59 +35,81 @@ DECODE = "decode_ms_median"
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one method at one batch size, by rising context. ``row`` is its row of a comparison, or ""."""
+    """The points of one quantizer at one batch size, by rising context.
+
+    ``row`` is its row of a comparison, or ""; ``run`` is the run that measured it. ``is_other`` tells the points of
+    another attention than the fastest, which have lines in the table only.
+    """
 
     label: str
     row: str
     quantizer: str
+    run: str
     batch: float
     points: Sequence[Mapping[str, Any]]
+    is_other: bool = False
 
     @property
     def is_reference(self) -> bool:
-        return self.quantizer == REFERENCE
+        return self.quantizer == REFERENCE and not self.is_other
 
     def value(self, context: float, field: str) -> float | None:
         return next((finite(point.get(field)) for point in self.points if point["context"] == context), None)
 
 
-def curves_of(label: str, row: str, quantizer: str, metrics: Mapping[str, Any]) -> list[Curve]:
-    """A curve for each method and batch size of a latency task's metrics; none where they hold no points."""
-    points = metrics.get("curve")
-    if not isinstance(points, list):
-        return []
-    apart: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-    for point in points:
-        if isinstance(point, dict) and finite(point.get("context")):
-            of = REFERENCE if REFERENCE in (point.get("method"), quantizer) else quantizer
-            apart.setdefault((of, finite(point.get("batch")) or 1.0), []).append(point)
-    several = len({batch for _, batch in apart}) > 1
+def curves_of(label: str, row: str, run: str, measurement: "Measurement") -> list[Curve]:
+    """A curve for each batch size that the latency task measured; none where it told no points."""
+    record = measurement.tasks.get("latency")
+    metrics = record.metrics if record is not None else {}
+    quantizer = measurement.quantizer.name
+    several = len(_by_batch(metrics.get("curve"))) > 1
     curves = []
-    for (of, batch), members in apart.items():
-        name, own = (REFERENCE, "") if of == REFERENCE != quantizer else (label, row)
-        ordered = sorted(members, key=lambda point: finite(point["context"]) or 0.0)
-        curves.append(Curve(f"{name}, batch {batch:g}" if several else name, own, of, batch, ordered))
+    for field in ("curve", "other_attention"):
+        for batch, points in _by_batch(metrics.get(field)).items():
+            name = f"{label}, batch {batch:g}" if several else label
+            curves.append(Curve(name, row, quantizer, run, batch, points, field != "curve"))
     return curves
 
 
-def distinct(curves: Iterable[Curve]) -> list[Curve]:
-    """The curves without repetitions of a reference that several runs share; the reference first."""
-    kept: list[Curve] = []
-    for curve in sorted(curves, key=lambda curve: not curve.is_reference):
-        same = (other for other in kept if other.is_reference and other.batch == curve.batch)
-        if not (curve.is_reference and any(other.points == curve.points for other in same)):
-            kept.append(curve)
-    return kept
+def _by_batch(points: Any) -> dict[float, list[Mapping[str, Any]]]:
+    """Points that have a context, by batch and then by rising context; anything else is left out."""
+    apart: dict[float, list[Mapping[str, Any]]] = {}
+    for point in points if isinstance(points, list) else ():
+        if isinstance(point, dict) and (finite(point.get("context")) or 0) > 0:
+            apart.setdefault(finite(point.get("batch")) or 1.0, []).append(point)
+    return {batch: sorted(members, key=lambda point: point["context"]) for batch, members in apart.items()}
+
+
+def shown_together(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Curves of one batch size, as many as can be told apart, each time with the first fp16 of that batch."""
+    drawn = [curve for curve in curves if not curve.is_other]
+    groups = []
+    for batch in dict.fromkeys(curve.batch for curve in drawn):
+        of_batch = [curve for curve in drawn if curve.batch == batch]
+        reference = [curve for curve in of_batch if curve.is_reference][:1]
+        others = [curve for curve in of_batch if not curve.is_reference]
+        groups += [[*reference, *others[start : start + STYLES]] for start in range(0, max(1, len(others)), STYLES)]
+    return groups
 
 
 def latency_figures_of(curves: Sequence[Curve], where: str = "") -> list[Figure]:
-    """Time of a decode step, speed-up against fp16, cache and peak memory; those that some point has a value for."""
-    begin = f"{where}: " if where else ""
+    """Time of a decode step, speed-up against fp16, cache and peak memory; those that some point has a value for.
+
+    ``where`` begins the captions.
+    """
+    return [figure for shown in shown_together(curves) for figure in _figures(shown, curves, where)]
+
+
+def _figures(shown: Sequence[Curve], curves: Sequence[Curve], where: str) -> list[Figure]:
+
+    def titled(what: str) -> str:
+        return f"{where}: {what}" if where else what.capitalize()
+
     found = (
-        _against_context(curves, DECODE, f"{begin}time of a decode step", "ms"),
-        speed_up_figure(curves, f"{begin}decode speed-up against {REFERENCE}"),
-        _against_context(curves, "cache_bytes", f"{begin}memory of the cache", "MiB", MIB),
-        _against_context(curves, "peak_bytes", f"{begin}peak memory", "MiB", MIB),
+        _against_context(shown, DECODE, titled("time of a decode step"), "ms"),
+        speed_up_figure(shown, curves, titled(f"decode speed-up against {REFERENCE}")),
+        _against_context(shown, "cache_bytes", titled("memory of the cache"), "MiB", MIB),
+        _against_context(shown, "peak_bytes", titled("peak memory"), "MiB", MIB),
     )
     return [figure for figure in found if figure is not None]
 
@@ -126,20 +153,24 @@ def _against_context(curves: Sequence[Curve], field: str, title: str, unit: str,
     top = max(max(value["value"], value.get("high", 0.0)) for value in values)
     bottom = min(value["value"] for value in [*values, *floors])
     y = {"field": "value", "type": "quantitative", "title": unit, **logarithmic_axis(bottom / 1.25, top * 1.6)}
-    caption = f"{_sentence(title)}. Both axes logarithmic."
+    caption = f"{title}. Both axes logarithmic."
     caption += " Bars: 5th to 95th percentile." if any("low" in value for value in values) else ""
     caption += " Fine dots: the least time in which the device can read weights and cache once." if floors else ""
     caption += " Crosses at the top: out of memory." if lost else ""
     return _figure(curves, names, title, caption, y, layers)
 
 
-def speed_up_figure(curves: Sequence[Curve], title: str) -> Figure | None:
-    """fp16's time of a decode step over the quantizer's, at equal context and batch; None where there is no pair."""
+def speed_up_figure(shown: Sequence[Curve], measured: Sequence[Curve], title: str) -> Figure | None:
+    """fp16's time of a decode step over the quantizer's, at equal context and batch; None where there is no pair.
+
+    ``measured`` are all curves, among them the references.
+    """
+    curves = [curve for curve in shown if not curve.is_reference]
     names = series_names([curve.label for curve in curves])
     values: list[Spec] = []
     for place, (name, curve) in enumerate(zip(names, curves, strict=True)):
         for point in curve.points:
-            factor = speed_up(curve, point, curves)
+            factor = speed_up(curve, point, measured)
             if factor is not None:
                 told = f"{name}, {point['context']:,} tokens: {factor:.2f}× as fast as {REFERENCE}"
                 values.append({"context": point["context"], "value": factor, "series": name, "row": curve.row,
@@ -159,18 +190,17 @@ def speed_up_figure(curves: Sequence[Curve], title: str) -> Figure | None:
     layers.append({"data": {"values": [{"value": 1}]}, "mark": even,
                    "encoding": {"x": None, "color": None, "shape": None, "strokeDash": None}})  # fmt: skip
     y: Spec = {"field": "value", "type": "quantitative", "title": "times as fast", "scale": {"zero": True}}
-    caption = f"{_sentence(title)}, at equal context and batch; above the dotted line is faster."
-    shown = [curve for curve in curves if not curve.is_reference]
-    kept = [name for name, curve in zip(names, curves, strict=True) if not curve.is_reference]
-    return _figure(shown, kept, title, caption, y, layers)
+    caption = f"{title}, at equal context and batch; above the dotted line is faster."
+    return _figure(curves, names, title, caption, y, layers)
 
 
 def speed_up(curve: Curve, point: Mapping[str, Any], curves: Sequence[Curve]) -> float | None:
-    """How many times as fast as fp16 a point decodes, by the first reference of its batch that has its context."""
+    """How many times as fast as fp16 a point decodes: as that of its own run, else the first that has its context."""
     mine = finite(point.get(DECODE))
-    if curve.is_reference or not mine:
+    if curve.quantizer == REFERENCE or not mine:
         return None
-    references = (other for other in curves if other.is_reference and other.batch == curve.batch)
+    references = [other for other in curves if other.is_reference and other.batch == curve.batch]
+    references.sort(key=lambda other: other.run != curve.run)
     theirs = (other.value(point["context"], DECODE) for other in references)
     return next((value / mine for value in theirs if value), None)
 
@@ -197,11 +227,7 @@ def _figure(
         "layer": list(layers),
     }
     described = f"{len(contexts)} context lengths: {'; '.join(names[:12])}."
-    return Figure(_sentence(title), described, caption, spec, [curve.row for curve in curves if curve.row])
-
-
-def _sentence(title: str) -> str:
-    return title[:1].upper() + title[1:]
+    return Figure(title, described, caption, spec, [curve.row for curve in curves if curve.row])
 
 
 def _bounds(point: Mapping[str, Any], field: str) -> Spec:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
+from kvbench.reports.comparison_cautions import run_cautions
 from kvbench.reports.escaping import html_name, html_text, markdown_text
 from kvbench.reports.scores import (
     REFERENCE,
@@ -9,7 +10,6 @@ from kvbench.reports.scores import (
     Contender,
     Score,
     bits_by_use,
-    cautions,
     comparison,
     contenders,
     error_change,
@@ -39,14 +39,14 @@ class SummarySection(ReportSection):
 
     def html(self, result: "Result") -> str:
         tiles = "".join(_tile(*tile) for tile in _tiles(result))
-        warnings = "".join(f"<li>{html_text(sentence)}</li>" for sentence in cautions(result))
+        warnings = "".join(f"<li>{html_text(sentence)}</li>" for sentence in run_cautions(result))
         notice = (
             f'<div class="cautions" role="note" aria-label="Cautions"><ul>{warnings}</ul></div>' if warnings else ""
         )
         return f'<dl class="tiles">{tiles}</dl>{summary_table(result).html()}{notice}'
 
     def markdown(self, result: "Result") -> str:
-        warnings = [f"- {markdown_text(sentence)}" for sentence in cautions(result)]
+        warnings = [f"- {markdown_text(sentence)}" for sentence in run_cautions(result)]
         return "\n".join([summary_table(result).markdown(), *([""] if warnings else []), *warnings])
 
 

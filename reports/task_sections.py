@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvbench.reports.curves import Curve, curves_of, distinct, latency_figures_of, latency_table
+from kvbench.reports.curves import Curve, curves_of, latency_figures_of, latency_table
 from kvbench.reports.heat_maps import needle_maps
 from kvbench.reports.scores import Contender, contenders, finite, number
 from kvbench.reports.section import ReportSection
@@ -74,22 +74,16 @@ class LatencySection(ReportSection):
         curves = self._curves(result)
         if not curves:
             return ""
-        batches = dict.fromkeys(curve.batch for curve in curves)
-        apart = [[curve for curve in curves if curve.batch == batch] for batch in batches]
-        figures = "".join(figure.html() for of in apart for figure in latency_figures_of(of))
-        return figures + latency_table(curves).html()
+        return "".join(figure.html() for figure in latency_figures_of(curves)) + latency_table(curves).html()
 
     def markdown(self, result: "Result") -> str:
         curves = self._curves(result)
         return latency_table(curves).markdown() if curves else ""
 
     def _curves(self, result: "Result") -> list[Curve]:
-        return distinct(
-            curve
-            for row in contenders(result)
-            if (record := row.measurement.tasks.get("latency")) is not None
-            for curve in curves_of(row.label, "", row.measurement.quantizer.name, record.metrics)
-        )
+        return [
+            curve for row in contenders(result) for curve in curves_of(row.label, "", result.run_id, row.measurement)
+        ]
 
 
 def _task_table(result: "Result", task: str, metrics: tuple[str, ...], caption: str) -> Table | None:

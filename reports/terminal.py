@@ -9,13 +9,13 @@ from rich.measure import Measurement as Measure
 from rich.table import Table
 from rich.text import Text
 
+from kvbench.reports.comparison_cautions import run_cautions
 from kvbench.reports.escaping import shorten
 from kvbench.reports.scores import (
     REFERENCE,
     YARDSTICK,
     Contender,
     Score,
-    cautions,
     contenders,
     error_change,
     number,
@@ -41,7 +41,7 @@ def print_summary(result: "Result", console: Console | None = None, directory: P
     table = _table(result, console)
     model, corpus = result.model.name, result.corpus.get("name", "unnamed")
     lines = [Text(f"model {shown(model, console)}, corpus {shown(corpus, console)}")]
-    lines += [Text(shown(sentence, console, 400), style="yellow") for sentence in cautions(result)]
+    lines += [Text(shown(sentence, console, 400), style="yellow") for sentence in run_cautions(result)]
     if directory is not None:
         lines.append(Text(f"report {shown(str(directory / 'report.html'), console, 4096)}", style="bold"))
     if not piped:

@@ -1,15 +1,18 @@
 """Rows, references and cautions of a comparison."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kvbench.reports.collect import Collection, Run
 from kvbench.reports.comparison import METRICS, Comparison, compare
-from kvbench.reports.comparison_cautions import comparison_cautions
+from kvbench.reports.comparison_cautions import comparison_cautions, run_cautions
 from kvbench.reports.pareto import pareto_front
+from kvbench.reports.terminal import print_summary
 from kvbench.results import PairedDifference, Result, TaskRecord
 
 from .example_runs import BITS, QUANTIZERS, fidelity, niah, run
@@ -149,6 +152,29 @@ def test_an_interval_that_holds_zero_is_called_out(low: float, called_out: bool)
 
 def test_timings_on_a_cpu_are_called_out() -> None:
     assert "Timed on a CPU" in cautions(run("blockgtq", 3))
+
+
+def test_random_weights_are_called_out() -> None:
+    runs = without_latency("blockgtq")
+    runs[0].model.source = "random"
+    assert "Random weights: smollm2-135m." in cautions(*runs)
+
+
+def test_a_single_runs_report_has_the_same_cautions() -> None:
+    made = run("blockgtq", 3)
+    made.tasks["niah"] = niah(0.9, samples=4)
+    made.environment.device = "NVIDIA H200"
+    told = "\n".join(run_cautions(made))
+    for words in ("Fallback: the torch reference", "Few samples: task 'niah'", "Overlapping intervals: perplexity nll"):
+        assert words in told
+        assert words in print_to_text(made)
+
+
+def print_to_text(result: Result) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(result, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def test_a_fallback_backend_on_a_gpu_is_called_out() -> None:
