@@ -65,7 +65,7 @@ class KVQuant(Quantizer):
         keys = turned_sample(layer, shape, self.span)
         low, high = np.quantile(keys, [self.outliers / 2, 1 - self.outliers / 2], axis=0)
         # float32 numbers: the last bits of a platform's sines do not reach the format
-        middle, width = (np.float64(np.float32(each)) for each in ((low + high) / 2, (high - low) / 2))
+        middle, width = (((high + sign * low) / 2).astype(np.float32).astype(np.float64) for sign in (1, -1))
         width = np.where(width > 0, width, 1.0)
         weights = np.square(width) * channel_energy(layer.q, shape)
         inside = np.abs(keys - middle) <= width
