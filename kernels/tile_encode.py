@@ -11,7 +11,7 @@ from kvbench.kernels.formats import Codebook, Fp16Norm, RotatedCodebook
 from kvbench.kernels.tiles import DIM, PAGE, SLABS, UNIT, HeadTile, TileLayout, matrices, slab_bits, stored_patterns
 
 PREFILL = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
-APPEND = {"num_warps": 8}
+APPEND = {"num_warps": 4}
 BLOCKS_PER_MULTIPROCESSOR = 2  # their rotations fill its shared memory
 NEVER = 2.0  # a threshold that no coordinate of a unit vector passes
 FP16_TOP = 14  # the rotations' largest entries lie below 2^14, so that fp16 holds them and their rounding

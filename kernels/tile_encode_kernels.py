@@ -151,12 +151,12 @@ def _norm_code(pointer):
 def _stored(length, squares, code, LOG: tl.constexpr):
     """A norm as stored, corrected for the length of the coded vector, whose squared levels sum to ``squares``."""
     low, step, unit, scale = code
-    corrected = tl.div_rn(length, tl.maximum(tl.sqrt_rn(squares) * scale, 1e-30))
+    corrected = length / tl.maximum(tl.sqrt(squares) * scale, 1e-30)
     if LOG:
-        steps = tl.floor(tl.div_rn(tl.log2(tl.maximum(corrected, 1e-37)) - low, step) + 0.5)
+        steps = tl.floor((tl.log2(tl.maximum(corrected, 1e-37)) - low) / step + 0.5)
         return tl.where(corrected > 0, tl.minimum(tl.maximum(steps, 1.0), 255.0), 0.0).to(tl.uint8)
     else:
-        return tl.minimum(tl.div_rn(corrected, unit), FP16_MAX).to(tl.float16)
+        return tl.minimum(corrected / unit, FP16_MAX).to(tl.float16)
 
 
 @triton.jit
@@ -177,12 +177,9 @@ def _row_word(row):
 
 
 @triton.jit
-def _checked(length, back, flag, new):
-    """The vectors' true lengths; 0, and the flag raised, where a length is not finite."""
-    true = length * back
-    finite = true < float("inf")
-    tl.store(flag + tl.zeros(length.shape, tl.int32), 1, mask=new & (finite == 0))
-    return finite
+def _raise(flag, bad):
+    """Set the flag where a vector is ``bad``."""
+    tl.store(flag + tl.zeros(bad.shape, tl.int32), 1, mask=bad)
 
 
 @triton.jit
@@ -202,10 +199,10 @@ def _encode_keys(y, back, slot, new, table, at, flag, WORDS, RUNS, LOG, ANY_WIDE
     for slab in tl.static_range(4):
         runs = runs + (tl.load(entries + slab * 16 + _RUN),)
         sums = sums + (tl.sum(slabs[slab] * slabs[slab], axis=1),)
-    finite = _checked(tl.sqrt_rn(sums[0] + sums[1] + sums[2] + sums[3]), back, flag, new)
+    finite = tl.sqrt(sums[0] + sums[1] + sums[2] + sums[3]) * back < float("inf")
     lengths = ()
     for r in tl.static_range(RUNS):
-        lengths = lengths + (tl.sqrt_rn(_of_run(sums, runs, r)),)
+        lengths = lengths + (tl.sqrt(_of_run(sums, runs, r)),)
     for slab in tl.static_range(4):
         length = lengths[0]
         for r in tl.static_range(1, RUNS):
@@ -213,16 +210,21 @@ def _encode_keys(y, back, slot, new, table, at, flag, WORDS, RUNS, LOG, ANY_WIDE
         word, square = _key_slab(slabs[slab], length, thresholds + slab * 8, entries + slab * 16, ANY_WIDE)
         words, squares = words + (word,), squares + (square,)
 
-    plane = at + tl.load(offsets + 1) * 128
+    # stores last: nothing is loaded or computed past one that might alias
+    planes, stored = (), ()
+    for word in tl.static_range(WORDS):
+        planes = planes + (_word(words, shares + word * 12),)
     for r in tl.static_range(RUNS):
-        if r <= runs[3]:
-            true = tl.where(finite, lengths[r] * back, 0.0)
-            stored = _stored(true, _of_run(squares, runs, r), _norm_code(norms + 4 * r), LOG)
-            _store_norms(plane + r * (128 if LOG else 256), slot, stored, new, LOG)
+        true = tl.where(finite, lengths[r] * back, 0.0)
+        stored = stored + (_stored(true, _of_run(squares, runs, r), _norm_code(norms + 4 * r), LOG),)
+    plane = at + tl.load(offsets + 1) * 128
     target = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
     target += _row_word(slot)[:, None] + tl.arange(0, 4)[None, :] * 4
     for word in tl.static_range(WORDS):
-        tl.store(target + word * 512, _word(words, shares + word * 12), mask=new[:, None])
+        tl.store(target + word * 512, planes[word], mask=new[:, None])
+    for r in tl.static_range(RUNS):
+        _store_norms(plane + r * (128 if LOG else 256), slot, stored[r], new & (runs[3] >= r), LOG)
+    _raise(flag, new & (finite == 0))
 
 
 @triton.jit
@@ -282,8 +284,8 @@ def _encode_values(y, back, slot, new, whole, table, at, flag, WORDS: tl.constex
     ``whole``."""
     WIDE: tl.constexpr = WORDS == 4
     thresholds, entries, shares, norms, offsets = table
-    length = tl.sqrt_rn(tl.sum(y * y, axis=1))
-    finite = _checked(length, back, flag, new)
+    length = tl.sqrt(tl.sum(y * y, axis=1))
+    finite = length * back < float("inf")
     a, b, c, d = _quarters(y, 32)
     a, square_a = _value_codes(a, length, thresholds, entries, WIDE)
     b, square_b = _value_codes(b, length, thresholds, entries, WIDE)
@@ -291,14 +293,18 @@ def _encode_values(y, back, slot, new, whole, table, at, flag, WORDS: tl.constex
     d, square_d = _value_codes(d, length, thresholds, entries, WIDE)
     true, squares = tl.where(finite, length * back, 0.0), (square_a + square_b + square_c + square_d).to(tl.float32)
     stored = _stored(true, squares, _norm_code(norms), LOG)
-    _store_norms(at + tl.load(offsets + 1) * 128, slot, stored, new, LOG)
-
     nibbles = _value_nibbles(_whole(a, b, c, d), WIDE)
+    planes = ()
+    for word in tl.static_range(WORDS):
+        planes = planes + (_word(nibbles, shares + word * 12),)
+
+    _store_norms(at + tl.load(offsets + 1) * 128, slot, stored, new, LOG)
+    _raise(flag, new & (finite == 0))
     target = (at + tl.load(offsets) * 128).to(tl.pointer_type(tl.int32))
     target += _row_word(coordinate(slot))[:, None] + tl.arange(0, 4)[None, :] * 4
     if whole:
         for word in tl.static_range(WORDS):
-            tl.store(target + word * 512, _word(nibbles, shares + word * 12))
+            tl.store(target + word * 512, planes[word])
     else:
         half, unit = _nibble_of(slot)
         taken = tl.reshape(_in_nibble(tl.where(new, 15, 0), half, unit, WIDE), (2, 4, 2, 2, 4))
@@ -307,8 +313,7 @@ def _encode_values(y, back, slot, new, whole, table, at, flag, WORDS: tl.constex
             mask = tl.sum(_part(taken, _share(shares + word * 12 + tl.arange(0, 4)[:, None] * 3)), axis=0)
             mask = tl.broadcast_to(mask[None, :], (128, 4))
             old = tl.load(target + word * 512, mask=mask != 0, other=0)
-            fresh = _word(nibbles, shares + word * 12) & mask
-            tl.store(target + word * 512, (old & ~mask) | fresh, mask=mask != 0)
+            tl.store(target + word * 512, (old & ~mask) | (planes[word] & mask), mask=mask != 0)
 
 
 @triton.jit
@@ -461,12 +466,12 @@ def append(
 
     y = tl.sum(turn * x[:, None], axis=0)
     size, squares = tl.abs(y), y * y
-    finite = tl.sqrt_rn(tl.sum(squares, axis=0)) * back < float("inf")
+    finite = tl.sqrt(tl.sum(squares, axis=0)) * back < float("inf")
     tl.store(flag, 1, mask=finite == 0)
     back = tl.where(finite, back, 0.0)
     length, lengths = tl.zeros((128,), tl.float32), ()
     for r in tl.static_range(RUNS):
-        lengths = lengths + (tl.sqrt_rn(tl.sum(tl.where(run == r, squares, 0.0), axis=0)),)
+        lengths = lengths + (tl.sqrt(tl.sum(tl.where(run == r, squares, 0.0), axis=0)),)
         length = tl.where(run == r, lengths[r], length)
     found = choices[0]
     for k in tl.static_range(7 if WIDE else 3):

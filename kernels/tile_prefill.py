@@ -205,6 +205,8 @@ def _flash(
 ) -> tuple[Tensor, Tensor]:
     """:func:`_attend` by FlashAttention-2. Bounds stay on the device: the library is told that each sequence is three,
     of which the middle one holds the queries and tokens that matter, the first the padding and the last what is left.
+
+    (For one query the library has a path of its own that ignores the bounds; so it is told of two at most.)
     """
     batch, queries, q_heads, _ = q.shape
     tokens = keys.shape[1]
@@ -218,7 +220,7 @@ def _flash(
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1),
         bounds(queries, padding, torch.full_like(rows, queries)), bounds(tokens, start.clamp_max(stop), middle),
-        queries, tokens, 0.0, causal, False, scale=scaling,
+        max(queries, 2), tokens, 0.0, causal, False, scale=scaling,
     )  # fmt: skip
     lse = lse.transpose(0, 1).view(batch, queries, q_heads)
     return out.view(q.shape), torch.where(lse == torch.inf, -torch.inf, lse)  # infinity where no token was seen

@@ -26,6 +26,25 @@ def _norms(plane, token, table, LOG: tl.constexpr):
 
 
 @triton.jit
+def _store_keys(target, token_stride, value, plane, norms, run, LOG: tl.constexpr):
+    """A slab of keys: rows are tokens."""
+    token = tl.arange(0, 128)
+    scale = _norms(plane + run * (128 if LOG else 256), token, norms + run * 3, LOG)
+    at = token[:, None] * token_stride + tl.arange(0, 32)[None, :]
+    tl.store(target + at, (value * scale[:, None]).to(tl.float16))
+
+
+@triton.jit
+def _store_values(target, token_stride, value, plane, norms, SLAB: tl.constexpr, LOG: tl.constexpr):
+    """A slab of values: rows are coordinates, columns tokens with their bits moved."""
+    column = tl.arange(0, 32)
+    token = (column & 1) * 8 + ((column >> 1) & 1) * 64 + (column >> 2) + SLAB * 16
+    scale = _norms(plane, token, norms, LOG)
+    at = token[None, :] * token_stride + tl.arange(0, 128)[:, None]
+    tl.store(target + at, (value * scale[None, :]).to(tl.float16))
+
+
+@triton.jit
 def decode_pages(
     pages,
     first_page,
@@ -55,19 +74,14 @@ def decode_pages(
     base = pages + sequence * batch_stride + page_bytes.to(tl.int64) * (first_page + page)
     codes = (base + tl.load(offsets + head * 4 + kind) * 128).to(tl.pointer_type(tl.uint32))
     plane = base + tl.load(offsets + head * 4 + 2 + kind) * 128
-    row, column = tl.arange(0, 128), tl.arange(0, 32)
     table = head * 2 + kind
-    at = (sequence * tokens + page * 128) * kv_heads * 128 + head * 128
+    token_stride = kv_heads * 128
+    target = (sequence * tokens + page * 128) * token_stride + head * 128
+    norms += table * 9
     for slab in tl.static_range(4):
         value = plain_slab(codes, places + table * 16, levels + table * 64, slab)
-        if kind == 0:  # rows are tokens
+        if kind == 0:
             run = tl.load(runs + table * 4 + slab)
-            entry = norms + (table * 3 + run) * 3
-            scale = _norms(plane + run * tl.where(KEY_LOG, 128, 256), row, entry, KEY_LOG)
-            target = keys + at + row[:, None] * (kv_heads * 128) + slab * 32 + column[None, :]
-            tl.store(target, (value * scale[:, None]).to(tl.float16))
-        else:  # rows are coordinates, columns are tokens with their bits moved
-            token = (column & 1) * 8 + ((column >> 1) & 1) * 64 + (column >> 2) + slab * 16
-            scale = _norms(plane, token, norms + table * 9, VALUE_LOG)
-            target = values + at + token[None, :] * (kv_heads * 128) + row[:, None]
-            tl.store(target, (value * scale[None, :]).to(tl.float16))
+            _store_keys(keys + target + slab * 32, token_stride, value, plane, norms, run, KEY_LOG)
+        else:
+            _store_values(values + target, token_stride, value, plane, norms, slab, VALUE_LOG)
