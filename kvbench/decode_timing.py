@@ -112,7 +112,7 @@ class _Nothing:
 
 
 def step_parts(loop: DeviceLoop) -> StepParts:
-    """Take a step apart. The last token is read again and again; the loop is left where it was."""
+    """Take a step apart, again and again in the slot of the last token, whose key and value are lost: time, then stop."""
     layers = loop.cache.packed_layers
     geometry, batch, step = loop.cache.geometry, len(loop.tokens), loop.position
     for counter in (step.at.slots, step.at.stops):
