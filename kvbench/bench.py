@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import kvbench
+from kvbench.bench_prefill import check_prefill_accuracy, prefill_peak, time_prefill_attention
 from kvbench.errors import ConfigurationError, KvbenchError
 from kvbench.kernels import fp16_attention
 from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
@@ -178,6 +179,17 @@ def time_encode(allocation: str, geometry: str, device: str, tokens: int = 16384
     }
 
 
+def measure_prefill(allocation: str, geometry: str, device: str) -> dict[str, Any]:
+    """Prefill attention: a prompt of 32K tokens, the peak memory at 512K, the error (:mod:`kvbench.bench_prefill`)."""
+    q_heads, kv_heads = GEOMETRIES[geometry]
+    layout = layout_for(allocation, kv_heads)
+    return {
+        **time_prefill_attention(layout, q_heads, device),
+        **check_prefill_accuracy(layout, q_heads, device),
+        "peak": prefill_peak(layout, q_heads, device),
+    }
+
+
 def check_accuracy(allocation: str, geometry: str, device: str, tokens: int = 5000) -> dict[str, float]:
     """Relative error of packed attention and of fp16 attention on the same decoded values, against float64."""
     q_heads, kv_heads = GEOMETRIES[geometry]
@@ -280,9 +292,10 @@ def run_bench(
         "ceilings": {"copy_gb_s": copy_bandwidth(device) / 1e9, "read_gb_s": read_bandwidth(device) / 1e9},
         "accuracy": {f"{a} {g}": check_accuracy(a, g, device) for a in allocations for g in geometries},
         "encode": {f"{a} {g}": time_encode(a, g, device) for a in allocations[:2] for g in geometries},
+        "prefill": {f"{a} {g}": measure_prefill(a, g, device) for a in allocations[:2] for g in geometries},
         "decode": [],
     }
-    print(json.dumps({key: result[key] for key in ("ceilings", "accuracy", "encode")}, indent=1), flush=True)
+    print(json.dumps({key: result[key] for key in ("ceilings", "accuracy", "encode", "prefill")}, indent=1), flush=True)
     for geometry in geometries:
         for batch in batches:
             for context in contexts:
