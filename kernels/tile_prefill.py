@@ -54,7 +54,8 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
 class TilePrefill:
     """Attention of a chunk of query tokens over one layer's tile pages and over the chunk itself.
 
-    ``tile_tokens`` bounds the tokens decoded at a time over all sequences (at least a page a sequence is).
+    ``tile_tokens`` bounds the tokens decoded at a time over all sequences (at least a page a sequence is). On a GPU, a
+    chunk of float32 keys and values is attended to in torch, which holds its logits whole.
     """
 
     def __init__(self, layout: TileLayout, device: torch.device | str, tile_tokens: int = TILE_TOKENS) -> None:

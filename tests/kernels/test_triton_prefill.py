@@ -94,11 +94,11 @@ def test_every_value_width_and_norm_code_is_attended_to_like_the_reference(value
     assert_close(ours, exact(q, cache.keys, cache.values, [0]))
 
 
-@pytest.mark.parametrize("stop", [0, 1, 128, 300])
-def test_a_chunk_sees_the_packed_past_and_its_own_tokens_in_full_precision(stop: int) -> None:
+@pytest.mark.parametrize(("stop", "tokens"), [(0, 50), (1, 50), (128, 50), (300, 50), (200, 1)])
+def test_a_chunk_sees_the_packed_past_and_its_own_tokens_in_full_precision(stop: int, tokens: int) -> None:
     layout = layout_of([3333])
-    cache, q = Sequences(layout, 1, 400), random(1, 50, 4, 128)
-    own = random(1, 50, 1, 128, seed=1), random(1, 50, 1, 128, seed=2)
+    cache, q = Sequences(layout, 1, 400), random(1, tokens, 4, 128)
+    own = random(1, tokens, 1, 128, seed=1), random(1, tokens, 1, 128, seed=2)
     ours = TilePrefill(layout, DEVICE, tile_tokens=128)(q, cache.pages, integers([0]), stop, SCALING, own)
     keys, values = (
         torch.cat([past[:, :stop], mine], 1) for past, mine in zip((cache.keys, cache.values), own, strict=True)
