@@ -284,7 +284,16 @@ def test_plugins_lists_what_is_there_and_what_is_broken(command: Command, distri
     distribution(BROKEN, "hidden")
     done = command(["plugins"], distribution(PLUGIN), KVBENCH_DISABLE_PLUGINS="hidden,gone")
     assert done.returncode == 0
-    assert re.search(r"^mine +myplugin-dist +1\.2 +Keeps everything", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^mine +myplugin-dist +1\.2 +dense +reference +enabled +Keeps everything", done.stdout, re.MULTILINE
+    )
+    for name, status in (
+        ("builtins", "enabled"),
+        ("clever", "failed"),
+        ("hidden", "disabled"),
+        ("myplugin", "enabled"),
+    ):
+        assert re.search(rf"^{name} +[\w-]+ +[\d.]+ +{status} *$", done.stdout, re.MULTILINE)
     assert "broken: plugin 'clever' (clever-dist 1.2): ModuleNotFoundError" in done.stdout
     assert "disabled: plugin 'hidden'" in done.stdout
     assert "unknown plugin 'gone'" in done.stdout
