@@ -1,4 +1,4 @@
-"""Decode attention over tile pages: head tables, three launches, and the torch reference they are tested against."""
+"""Decode attention over tile pages: head tables, the launches, and the torch reference they are tested against."""
 
 import math
 from dataclasses import dataclass
@@ -22,11 +22,14 @@ from kvbench.kernels.tiles import (
     stored_patterns,
 )
 
+CODE_UNIT = 32768  # kernels read a log code as 1 + code / CODE_UNIT: see kernels.tile_norms
 LOG2_E = math.log2(math.e)
-BLOCKS_PER_MULTIPROCESSOR = 4  # 128 registers and under 40 KB of shared memory each: more do not fit
+BLOCKS_PER_MULTIPROCESSOR = 3  # a fourth would leave each 128 registers, and a sixth of the loop would move them about
+REGISTERS = 168
 STAGES = 3  # pages in flight a block
-MERGE = {"num_warps": 4, "CHUNK": 32, "STAGES": 4}  # 24 KB in flight a block: its reads are latency, not bandwidth
+MERGE = {"CHUNK": 32, "STAGES": 4}  # its reads are latency, not bandwidth
 MAX_GROUP = 16  # query heads a KV head
+FEW = 264  # blocks of a query head's quarter each up to which they are spread out, and not taken together
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,16 @@ def _words(levels: list[int]) -> list[int]:
 
 
 def _norm_code(group: Group) -> tuple[float, float, float]:
-    """A norm code as ``unit * 2^(low + step * code)`` (log) or ``unit * float16`` (low and step unused)."""
+    """A norm code as ``unit * 2^(low + step * (1 + code / CODE_UNIT))`` (log) or ``unit * float16`` (low, step unused).
+
+    ``low`` and ``step`` are float32 numbers; what rounding takes off ``low``, ``unit`` makes good.
+    """
     if isinstance(group.norm, Fp16Norm):
         return group.norm.scale, 0.0, 0.0
-    high = group.norm.low + 255 * group.norm.step
-    return 2.0**high, group.norm.low - high, group.norm.step
+    step = float(np.float32(group.norm.step * CODE_UNIT))
+    exact = -255 * group.norm.step - step  # the largest norm is the unit
+    low = float(np.float32(exact))
+    return 2.0 ** (group.norm.low + 255 * group.norm.step + exact - low), low, step
 
 
 def _stored_levels(tile: HeadTile) -> list[list[int]]:
@@ -162,30 +170,34 @@ class TileAttention:
         partial, partial_lse = new((rows, heads, splits, 128), torch.float16), new((rows, heads, splits), torch.float32)
         out, lse = new((batch, q_heads, dim), q.dtype), new((batch, q_heads), torch.float32)
         others = (out, lse) if extra is None else (extra.out, extra.lse)
+        turned = (new(out.shape, torch.float32), torch.empty_like(lse)) if self.rotate_output else (out, lse)
         variant = self.variant(group)
         sizes = (kv_heads, self.layout.page_bytes, pages.stride(0))
-        launch = self._launch(rows * splits)
-        k.rotate_query[(rows, group, 4)](
+        cuda = self.device.type == "cuda"
+        launch = {"launch_pdl": True} if cuda else {}
+        few = rows * group * 4 <= FEW
+        block = 1 if few else MAX_GROUP
+        blocks = -(-group // block)
+        k.rotate_query[(rows, blocks, 4)](
             q, t.key_rotation, query, group, q.stride(0), q.stride(1), kv_heads,
-            HEADS=heads, DEPENDENT=bool(launch), num_warps=4,
+            HEADS=heads, BLOCK=block, DEPENDENT=cuda, num_warps=4,
         )  # fmt: skip
         k.attend[(splits, rows)](
             query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial,
             partial_lse, *sizes, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,
-            DEPENDENT=bool(launch), num_warps=4, **({"maxnreg": 128} if self.assembly else {}), **launch,
+            DEPENDENT=cuda, num_warps=4, **({"maxnreg": REGISTERS} if self.assembly else {}), **launch,
         )  # fmt: skip
         k.merge[(rows, group, 4)](
-            partial, partial_lse, t.value_rotation, t.value_scale, starts, stops, *others, out, lse, kv_heads, splits,
-            HEADS=heads, SPLITS=1 << (splits - 1).bit_length(), ROTATE=self.rotate_output, EXTRA=extra is not None,
-            DEPENDENT=bool(launch), **MERGE, **launch,
+            partial, partial_lse, t.value_scale, starts, stops, *others, *turned, kv_heads, splits,
+            HEADS=heads, SPLITS=1 << (splits - 1).bit_length(), EXTRA=extra is not None and not self.rotate_output,
+            DEPENDENT=cuda, **MERGE, num_warps=4 if few else 2, **launch,
         )  # fmt: skip
+        if self.rotate_output:
+            k.rotate_output[(rows, blocks, 4)](
+                *turned, t.value_rotation, *others, out, lse, kv_heads, group,
+                BLOCK=block, EXTRA=extra is not None, DEPENDENT=cuda, num_warps=4, **launch,
+            )  # fmt: skip
         return out, lse
-
-    def _launch(self, blocks: int) -> dict[str, bool]:
-        """Launch options: dependent launches pay where the device is nearly empty (see kernels.tile_kernels)."""
-        if self.device.type != "cuda" or blocks > self._multiprocessors():
-            return {}
-        return {"launch_pdl": True}
 
     def _multiprocessors(self) -> int:
         return torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -208,8 +220,8 @@ class TileAttention:
         if self.device.type != "cuda":
             return min(pages, 4)
         blocks = self._multiprocessors() * BLOCKS_PER_MULTIPROCESSOR
-        share = -(-pages * batch * self.layout.kv_heads // blocks)  # pages a block
-        return -(-pages // max(share, 1))
+        share = -(-pages // max(1, blocks // (batch * self.layout.kv_heads)))  # pages a block
+        return -(-pages // share)
 
 
 def reference_attention(

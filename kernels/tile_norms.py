@@ -1,11 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # ruff: noqa: RET505  (Triton compiles the branch of a constexpr `if` only when the other one is an `else`)
-"""Norms of a page's tokens, in Triton: loading them, and bringing them to the rows of the matrix product."""
+"""Norms of a page's tokens, in Triton: loading them, and bringing them to the rows of the matrix product.
+
+A log code comes out of its word as ``x = 1 + code / CODE_UNIT``, and the norm is ``2^(low + step x)``: ``low`` and
+``step`` here are of ``x`` and not of the code (see :func:`kvbench.kernels.tile_attention._norm_code`).
+"""
 
 import triton
 import triton.language as tl
 
-BYTE_MAGIC = tl.constexpr(8388608.0)  # 2^23: a float's low mantissa bits are then an integer
 NO_NORM = tl.constexpr(60.0)  # a zero norm counts as this many octaves below the smallest
 
 
@@ -17,10 +20,28 @@ def token_rows(a, b, c, d):
     return tl.reshape(x, (128,))
 
 
+CODES_PTX = tl.constexpr(" ".join(f"prmt.b32 ${byte}, $4, 0x3F800000, 0x76{byte}4;" for byte in range(4)))
+INTS = tl.constexpr((tl.int32,) * 4)
+
+
 @triton.jit
-def _code(word, SHIFT: tl.constexpr):
-    """A byte of a word as a float."""
-    return (((word >> SHIFT) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - BYTE_MAGIC
+def _plain_code(word, BYTE: tl.constexpr):
+    return (((word >> (8 * BYTE)) & 255) << 8) | 0x3F800000
+
+
+@triton.jit
+def _codes(word, ASSEMBLY: tl.constexpr):
+    """The bytes of a word as floats ``1 + byte / CODE_UNIT``: bits moved, no conversion."""
+    if ASSEMBLY:  # a byte permutation each; the compiler takes two instructions
+        a, b, c, d = tl.inline_asm_elementwise(CODES_PTX, "=r,=r,=r,=r,r", [word], dtype=INTS, is_pure=True, pack=1)
+    else:
+        a, b, c, d = _plain_code(word, 0), _plain_code(word, 1), _plain_code(word, 2), _plain_code(word, 3)
+    return (
+        a.to(tl.float32, bitcast=True),
+        b.to(tl.float32, bitcast=True),
+        c.to(tl.float32, bitcast=True),
+        d.to(tl.float32, bitcast=True),
+    )
 
 
 @triton.jit
@@ -29,20 +50,20 @@ def _half(word, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def load_norms(pointer, LOG: tl.constexpr):
-    """A norm plane as four floats a lane: log codes, or fp16 norms."""
+def load_norms(pointer, LOG: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """A norm plane as four floats a lane: log codes as ``x``, or fp16 norms."""
     lane = tl.arange(0, 32)
     word = tl.load(pointer + lane)
     if LOG:
-        return _code(word, 0), _code(word, 8), _code(word, 16), _code(word, 24)
+        return _codes(word, ASSEMBLY)
     else:
         high = tl.load(pointer + 32 + lane)
         return _half(word, 0), _half(word, 16), _half(high, 0), _half(high, 16)
 
 
 @triton.jit
-def _norm(code, low, step):
-    return tl.exp2(low + step * code) * tl.minimum(code, 1.0)
+def _norm(x, low, step):
+    return tl.where(x > 1.0, tl.exp2(low + step * x), 0.0)
 
 
 @triton.jit
@@ -57,11 +78,11 @@ def key_norms(n, low, step, ratio, LOG: tl.constexpr):
 
 
 @triton.jit
-def _log_norm(code, low, step, LOG: tl.constexpr):
+def _log_norm(x, low, step, LOG: tl.constexpr):
     if LOG:
-        return (low - NO_NORM) + step * code + tl.minimum(code, 1.0) * NO_NORM
+        return tl.where(x > 1.0, low + step * x, (low + step) - NO_NORM)
     else:
-        return tl.log2(tl.maximum(code, 2.9e-11))  # zero counts as 2^-35, below the smallest fp16
+        return tl.log2(tl.maximum(x, 2.9e-11))  # zero counts as 2^-35, below the smallest fp16
 
 
 @triton.jit

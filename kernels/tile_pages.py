@@ -63,6 +63,107 @@ def load_tables(head_ints):
 
 
 @triton.jit
+def _read(
+    base,
+    here,
+    extent,
+    layout,
+    places,
+    levels,
+    at,
+    tables,
+    value_range,
+    WORDS: tl.constexpr,
+    TEMPLATE: tl.constexpr,
+    VALUE_WORDS: tl.constexpr,
+    R1: tl.constexpr,
+    R2: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    VALUE_LOG: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """One page: key codes, the values' words (or where they are), the key norms of each run as loaded, and of the
+    tokens ``here`` (a lane's first, from the first attended) the values' inverse norms and the logits' bias."""
+    NORM_WORDS: tl.constexpr = 32 if KEY_LOG else 64
+    norm_base = (base + layout[2]).to(tl.pointer_type(tl.uint32))
+    keys = load_tile(base + layout[0], places, levels, at, tables, WORDS, TEMPLATE, ASSEMBLY)
+    value_words = load_words(base + layout[1], at, VALUE_WORDS) if ASSEMBLY else base + layout[1]
+    n0 = load_norms(norm_base, KEY_LOG, ASSEMBLY)
+    n1, n2 = n0, n0
+    if R1 > 0:
+        n1 = load_norms(norm_base + NORM_WORDS, KEY_LOG, ASSEMBLY)
+    if R2 > 0:
+        n2 = load_norms(norm_base + 2 * NORM_WORDS, KEY_LOG, ASSEMBLY)
+    vn = load_norms((base + layout[3]).to(tl.pointer_type(tl.uint32)), VALUE_LOG, ASSEMBLY)
+    e = value_log_norms(vn, value_range[0], value_range[1], VALUE_LOG)
+    # unsigned: tokens before the start wrap around and are masked too
+    m0 = tl.where(here.to(tl.uint32) < extent, e[0], float("-inf"))
+    m1 = tl.where((here + 8).to(tl.uint32) < extent, e[1], float("-inf"))
+    m2 = tl.where((here + 64).to(tl.uint32) < extent, e[2], float("-inf"))
+    m3 = tl.where((here + 72).to(tl.uint32) < extent, e[3], float("-inf"))
+    bias = token_rows(m0, m1, m2, m3)
+    inverse = token_rows(tl.exp2(-e[0]), tl.exp2(-e[1]), tl.exp2(-e[2]), tl.exp2(-e[3]))
+    return keys, value_words, (n0, n1, n2), inverse, bias
+
+
+@triton.jit
+def _logits(
+    keys,
+    norms,
+    query,
+    runs,
+    bias,
+    R0: tl.constexpr,
+    R1: tl.constexpr,
+    R2: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Base-2 logits ``[128, HEADS]`` of a page, the values' norms included; ``runs``: low, step, ratio of each."""
+    logit = combine(multiply(keys, query[0], 0, R0, ASSEMBLY), HEADS)
+    if HALF:
+        logit += query[4][None, :]
+    logit = logit * key_norms(norms[0], runs[0][0], runs[0][1], 1.0, KEY_LOG)[:, None]
+    if R1 > 0:
+        run = combine(multiply(keys, query[1], R0, R1, ASSEMBLY), HEADS)
+        logit += run * key_norms(norms[1], runs[1][0], runs[1][1], runs[1][2], KEY_LOG)[:, None]
+    if R2 > 0:
+        run = combine(multiply(keys, query[2], R0 + R1, R2, ASSEMBLY), HEADS)
+        logit += run * key_norms(norms[2], runs[2][0], runs[2][1], runs[2][2], KEY_LOG)[:, None]
+    return logit * query[3][None, :] + bias[:, None]
+
+
+@triton.jit
+def _lane_sums(x, HEADS: tl.constexpr):
+    """``[128 tokens, HEADS]`` -> ``[4, 8, HEADS]``: the sums of each lane's four tokens."""
+    return tl.sum(tl.sum(tl.reshape(x, (2, 4, 2, 8, HEADS)), axis=2), axis=0)
+
+
+@triton.jit
+def _weighted(
+    words,
+    p,
+    places,
+    levels,
+    at,
+    tables,
+    HEADS: tl.constexpr,
+    WORDS: tl.constexpr,
+    TEMPLATE: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """int32 ``[128 coordinates, columns]``: a page's values times the integers of ``p [128 tokens, HEADS]``."""
+    columns = probability_columns(p, HEADS, ASSEMBLY)
+    if ASSEMBLY:
+        values = unpack_words(words, tables, TEMPLATE)
+    else:
+        values = load_tile(words, places, levels, at, tables, WORDS, TEMPLATE, ASSEMBLY)
+    return multiply(values, columns, 0, 4, ASSEMBLY)
+
+
+@triton.jit
 def _attend_template(
     head,
     span,
@@ -78,6 +179,7 @@ def _attend_template(
     VALUE_LOG: tl.constexpr,
     STAGES: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """:func:`attend_pages` for a head whose runs of R0, R1, R2 slabs have a norm and a query scale each."""
     query, group, scaling, pages, head_ints, head_floats, places, levels, out, lse, splits, page_bytes = head
@@ -93,76 +195,81 @@ def _attend_template(
     value_at = tl.load(head_ints + _VALUE_CODES) * 128
     key_norm_at = tl.load(head_ints + _KEY_NORMS) * 128
     value_norm_at = tl.load(head_ints + _VALUE_NORM) * 128
-    NORM_BYTES: tl.constexpr = 128 if KEY_LOG else 256
+    key_scale = head_floats + _KEY_SCALE
+    scale0, low0, step0 = tl.load(key_scale), tl.load(head_floats + _KEY_LOW), tl.load(head_floats + _KEY_STEP)
+    half_level = tl.load(head_floats + _KEY_OFFSET)
+    if R1 > 0:
+        scale1 = tl.load(key_scale + 1)
+    if R2 > 0:
+        scale2 = tl.load(key_scale + 2)
+    value_low, value_step = tl.load(head_floats + _VALUE_LOW), tl.load(head_floats + _VALUE_STEP)
+    if DEPENDENT:  # everything above is constant; the query comes from the kernel before
+        tl.extra.cuda.gdc_wait()
     # A run's integers have a step of their own, for its coordinates are alike and other runs' are not. The steps of two
     # runs have one ratio for all query heads, which then belongs to the run's norms: one scale a head is left.
-    key_scale = head_floats + _KEY_SCALE
-    y0, peak0 = load_run(query, group, tl.load(key_scale) * scaling, 0, R0, HEADS)
-    unit = tl.maximum(peak0, 1e-30)
-    low0, step0 = tl.load(head_floats + _KEY_LOW), tl.load(head_floats + _KEY_STEP)
+    y0, peak0 = load_run(query, group, scale0 * scaling, 0, R0, HEADS)
     if R1 > 0:
-        y1, peak1 = load_run(query, group, tl.load(key_scale + 1) * scaling, R0, R1, HEADS)
+        y1, peak1 = load_run(query, group, scale1 * scaling, R0, R1, HEADS)
+    if R2 > 0:
+        y2, peak2 = load_run(query, group, scale2 * scaling, R0 + R1, R2, HEADS)
+    unit = tl.maximum(peak0, 1e-30)
+    if R1 > 0:
         unit = tl.maximum(unit, peak1 * 0.001)  # a run that is all but zero must not set the measure
     if R2 > 0:
-        y2, peak2 = load_run(query, group, tl.load(key_scale + 2) * scaling, R0 + R1, R2, HEADS)
         unit = tl.maximum(unit, peak2 * 0.001)
     unit = unit / LARGEST
     q0, integers = byte_operand(y0, unit)
     scale = per_head(unit, HEADS)
     HALF: tl.constexpr = TEMPLATE >= 4000  # 4-bit codes stand for half levels; they are always the first run
+    offset, q1, q2, low1, low2 = scale, q0, q0, low0, low0
+    step1, step2, ratio1, ratio2 = step0, step0, 1.0, 1.0
     if HALF:
-        offset = per_head(tl.sum(integers, axis=0), HEADS) * tl.load(head_floats + _KEY_OFFSET)
+        offset = per_head(tl.sum(integers, axis=0), HEADS) * half_level
     if R1 > 0:
+        low1, step1 = tl.load(head_floats + _KEY_LOW + 1), tl.load(head_floats + _KEY_STEP + 1)
         ratio1 = tl.maximum(tl.max(peak1 / unit, axis=0) / LARGEST, 1e-30)
         q1, _1 = byte_operand(y1, unit * ratio1)
-        low1, step1 = tl.load(head_floats + _KEY_LOW + 1) + tl.log2(ratio1), tl.load(head_floats + _KEY_STEP + 1)
+        low1 += tl.log2(ratio1)
     if R2 > 0:
+        low2, step2 = tl.load(head_floats + _KEY_LOW + 2), tl.load(head_floats + _KEY_STEP + 2)
         ratio2 = tl.maximum(tl.max(peak2 / unit, axis=0) / LARGEST, 1e-30)
         q2, _2 = byte_operand(y2, unit * ratio2)
-        low2, step2 = tl.load(head_floats + _KEY_LOW + 2) + tl.log2(ratio2), tl.load(head_floats + _KEY_STEP + 2)
-    value_low, value_step = tl.load(head_floats + _VALUE_LOW), tl.load(head_floats + _VALUE_STEP)
+        low2 += tl.log2(ratio2)
     # a lane's tokens within a page: token[5:4] and token[2:0] here, token[6] and token[3] added below
     token = (lane >> 3) * 16 + (lane & 7)
 
+    layout = (key_at, value_at, key_norm_at, value_norm_at)
+    value_range = (value_low, value_step)
+    query_parts = (q0, q1, q2, scale, offset)
+    runs = ((low0, step0, 1.0), (low1, step1, ratio1), (low2, step2, ratio2))
     running = tl.full((HEADS,), NEVER, tl.float32)
     reference = tl.full((HEADS,), NEVER, tl.float32)
     total = tl.zeros((4, 8, HEADS), tl.float32)
     weight = tl.zeros((4, 8, HEADS), tl.float32)
     sums = tl.zeros((128, HEADS), tl.float32)
+    extent = (stop - start).to(tl.uint32)
     for page in tl.range(first, last, num_stages=STAGES):
-        base = pages + page_bytes.to(tl.int64) * page
-        norm_base = (base + key_norm_at).to(tl.pointer_type(tl.uint32))
-        keys = load_tile(base + key_at, places, levels, at, tables, WORDS, TEMPLATE, ASSEMBLY)
-        if ASSEMBLY:
-            value_words = load_words(base + value_at, at, VALUE_WORDS)
-        n0 = load_norms(norm_base, KEY_LOG)
-        vn = load_norms((base + value_norm_at).to(tl.pointer_type(tl.uint32)), VALUE_LOG)
-
-        e = value_log_norms(vn, value_low, value_step, VALUE_LOG)
         here = page * 128 + token - start
-        extent = (stop - start).to(tl.uint32)
-        # unsigned: tokens before the start wrap around and are masked too
-        m0 = tl.where(here.to(tl.uint32) < extent, e[0], float("-inf"))
-        m1 = tl.where((here + 8).to(tl.uint32) < extent, e[1], float("-inf"))
-        m2 = tl.where((here + 64).to(tl.uint32) < extent, e[2], float("-inf"))
-        m3 = tl.where((here + 72).to(tl.uint32) < extent, e[3], float("-inf"))
-        bias = token_rows(m0, m1, m2, m3)
-        inverse = token_rows(tl.exp2(-e[0]), tl.exp2(-e[1]), tl.exp2(-e[2]), tl.exp2(-e[3]))
-
-        logit = combine(multiply(keys, q0, 0, R0, ASSEMBLY), HEADS)
-        if HALF:
-            logit += offset[None, :]
-        logit = logit * key_norms(n0, low0, step0, 1.0, KEY_LOG)[:, None]
-        if R1 > 0:
-            n1 = load_norms(norm_base + NORM_BYTES // 4, KEY_LOG)
-            run = combine(multiply(keys, q1, R0, R1, ASSEMBLY), HEADS)
-            logit += run * key_norms(n1, low1, step1, ratio1, KEY_LOG)[:, None]
-        if R2 > 0:
-            n2 = load_norms(norm_base + 2 * NORM_BYTES // 4, KEY_LOG)
-            run = combine(multiply(keys, q2, R0 + R1, R2, ASSEMBLY), HEADS)
-            logit += run * key_norms(n2, low2, step2, ratio2, KEY_LOG)[:, None]
-        logit = logit * scale[None, :] + bias[:, None]
-
+        keys, value_words, norms, inverse, bias = _read(
+            pages + page_bytes.to(tl.int64) * page,
+            here,
+            extent,
+            layout,
+            places,
+            levels,
+            at,
+            tables,
+            value_range,
+            WORDS,
+            TEMPLATE,
+            VALUE_WORDS,
+            R1,
+            R2,
+            KEY_LOG,
+            VALUE_LOG,
+            ASSEMBLY,
+        )
+        logit = _logits(keys, norms, query_parts, runs, bias, R0, R1, R2, HEADS, HALF, KEY_LOG, ASSEMBLY)
         peak = tl.max(logit, axis=0)
         running = tl.maximum(running, peak)
         now = tl.maximum(peak, running - SLACK)
@@ -170,21 +277,16 @@ def _attend_template(
         reference = now
         p = tl.exp2(logit - (now - LOG_LARGEST)[None, :])
         # a lane sums its own four tokens; lanes are summed once, after the loop
-        mass = tl.reshape(p * inverse[:, None], (2, 4, 2, 8, HEADS))
-        total = total * decay[None, None, :] + tl.sum(tl.sum(mass, axis=2), axis=0)
+        total = total * decay[None, None, :] + _lane_sums(p * inverse[:, None], HEADS)
         if VALUE_TEMPLATE == 4444:
-            mass = tl.reshape(p, (2, 4, 2, 8, HEADS))
-            weight = weight * decay[None, None, :] + tl.sum(tl.sum(mass, axis=2), axis=0)
-        columns = probability_columns(p, HEADS, ASSEMBLY)
-        if ASSEMBLY:
-            values = unpack_words(value_words, value_tables, VALUE_TEMPLATE)
-        else:
-            values = load_tile(
-                base + value_at, places + 16, levels + 64, at, value_tables, VALUE_WORDS, VALUE_TEMPLATE, ASSEMBLY
-            )
-        product = combine(multiply(values, columns, 0, 4, ASSEMBLY), HEADS)
-        sums = sums * decay[None, :] + product
+            weight = weight * decay[None, None, :] + _lane_sums(p, HEADS)
+        product = _weighted(
+            value_words, p, places + 16, levels + 64, at, value_tables, HEADS, VALUE_WORDS, VALUE_TEMPLATE, ASSEMBLY
+        )
+        sums = sums * decay[None, :] + combine(product, HEADS)
 
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
     all_total = tl.sum(tl.sum(total, axis=0), axis=0)
     if VALUE_TEMPLATE == 4444:
         sums += 0.5 * tl.sum(tl.sum(weight, axis=0), axis=0)[None, :]
@@ -209,6 +311,7 @@ def attend_pages(
     VALUE_LOG: tl.constexpr,
     STAGES: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Attend one head's queries to pages ``first..last`` of a sequence, tokens ``start..stop``.
 
@@ -220,90 +323,47 @@ def attend_pages(
     # the numbers after a template are the slabs in its runs of equal width
     if WORDS == 4:
         _attend_template(
-            head, span, HEADS, 4444, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
-        )
+            head, span, HEADS, 4444, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+            ASSEMBLY, DEPENDENT,
+        )  # fmt: skip
     elif WORDS == 3:
         if template == 3333:
             _attend_template(
-                head,
-                span,
-                HEADS,
-                3333,
-                4,
-                0,
-                0,
-                WORDS,
-                VALUE_TEMPLATE,
-                VALUE_WORDS,
-                KEY_LOG,
-                VALUE_LOG,
-                STAGES,
-                ASSEMBLY,
-            )
+                head, span, HEADS, 3333, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+                ASSEMBLY, DEPENDENT,
+            )  # fmt: skip
         elif template == 4332:
             _attend_template(
-                head,
-                span,
-                HEADS,
-                4332,
-                1,
-                2,
-                1,
-                WORDS,
-                VALUE_TEMPLATE,
-                VALUE_WORDS,
-                KEY_LOG,
-                VALUE_LOG,
-                STAGES,
-                ASSEMBLY,
-            )
+                head, span, HEADS, 4332, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+                ASSEMBLY, DEPENDENT,
+            )  # fmt: skip
         elif template == 4422:
             _attend_template(
-                head,
-                span,
-                HEADS,
-                4422,
-                2,
-                2,
-                0,
-                WORDS,
-                VALUE_TEMPLATE,
-                VALUE_WORDS,
-                KEY_LOG,
-                VALUE_LOG,
-                STAGES,
-                ASSEMBLY,
-            )
+                head, span, HEADS, 4422, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+                ASSEMBLY, DEPENDENT,
+            )  # fmt: skip
         else:
             _attend_template(
-                head,
-                span,
-                HEADS,
-                4431,
-                2,
-                1,
-                1,
-                WORDS,
-                VALUE_TEMPLATE,
-                VALUE_WORDS,
-                KEY_LOG,
-                VALUE_LOG,
-                STAGES,
-                ASSEMBLY,
-            )
+                head, span, HEADS, 4431, 2, 1, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+                ASSEMBLY, DEPENDENT,
+            )  # fmt: skip
     elif template == 2222:
         _attend_template(
-            head, span, HEADS, 2222, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
-        )
+            head, span, HEADS, 2222, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+            ASSEMBLY, DEPENDENT,
+        )  # fmt: skip
     elif template == 3221:
         _attend_template(
-            head, span, HEADS, 3221, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
-        )
+            head, span, HEADS, 3221, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+            ASSEMBLY, DEPENDENT,
+        )  # fmt: skip
     elif template == 3311:
         _attend_template(
-            head, span, HEADS, 3311, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
-        )
+            head, span, HEADS, 3311, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+            ASSEMBLY, DEPENDENT,
+        )  # fmt: skip
     else:
         _attend_template(
-            head, span, HEADS, 4211, 1, 1, 2, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES, ASSEMBLY
-        )
+            head, span, HEADS, 4211, 1, 1, 2, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
+            ASSEMBLY, DEPENDENT,
+        )  # fmt: skip
