@@ -112,7 +112,7 @@ class _Nothing:
 
 
 def step_parts(loop: DeviceLoop) -> StepParts:
-    """Take a step apart, again and again in the slot of the last token, whose key and value are lost: time, then stop."""
+    """Take a step apart, in the slot of the last token, whose key and value are lost: decode nothing after it."""
     layers = loop.cache.packed_layers
     geometry, batch, step = loop.cache.geometry, len(loop.tokens), loop.position
     for counter in (step.at.slots, step.at.stops):
