@@ -7,7 +7,7 @@ from kvbench.reports.collect import Collection, Run
 from kvbench.reports.comparison import METRICS, Comparison, Metric, Row, compare, task_options
 from kvbench.reports.differences import significant
 from kvbench.reports.escaping import shorten
-from kvbench.reports.scores import cautions, finite
+from kvbench.reports.scores import PEER, cautions, finite
 from kvbench.results import Result
 
 FEW_SAMPLES = 30
@@ -75,7 +75,10 @@ def _mixed(rows: Sequence[Row], metric: Metric) -> Iterator[str]:
     """Packed beside simulated, and different prompts or amounts of text, within one setting."""
     for setting in dict.fromkeys(row.setting for row in rows):
         scored = [row for row in rows if row.setting == setting and row.score(metric).value is not None]
-        if len({row.score(metric).path for row in scored}) > 1:
+        paths = {row.score(metric).path for row in scored}
+        if "peer" in paths and len(paths) > 1:
+            yield f"{metric.title}: {PEER}"
+        if len(paths - {"peer"}) > 1:
             simulated = [row.label for row in scored if row.score(metric).path == "simulated"]
             yield (
                 f"{metric.title}: simulated numbers (quantized and dequantized in place, nothing packed) stand beside "

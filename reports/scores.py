@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 REFERENCE = "fp16"  # perplexity is compared with the model's uncompressed cache
 YARDSTICK = "tqmse"  # logit error is compared with uniform TurboQuant-MSE, as in the Block-GTQ paper
+PEER = (
+    "peer: keys and values went through another library's cache, memory is what that allocated, and a chunk of text "
+    "reads itself in full precision (as with cache.prefill=exact)."
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,11 @@ class Score:
             return ()
         return tuple(
             mark
-            for mark, holds in (("simulated", self.path == "simulated"), ("partial", self.status == "partial"))
+            for mark, holds in (
+                ("simulated", self.path == "simulated"),
+                ("peer", self.path == "peer"),
+                ("partial", self.status == "partial"),
+            )
             if holds
         )
 
@@ -153,8 +161,10 @@ def cautions(result: "Result") -> list[str]:
         found.append(
             "simulated: keys and values were quantized and dequantized in place, not read from packed storage."
         )
-    if len(paths) > 1:
+    if len(paths - {"peer"}) > 1:
         found.append("Packed and simulated numbers stand side by side; compare only numbers with the same mark.")
+    if "peer" in paths:
+        found.append(PEER)
     yardstick = comparison(result, YARDSTICK)
     if yardstick is not None and yardstick.is_baseline:
         mine, theirs = code_bits(result), code_bits(yardstick.measurement)

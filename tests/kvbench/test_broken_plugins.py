@@ -106,6 +106,17 @@ def test_a_quantizer_that_breaks_the_contract_is_named(
         measured(registry, tmp_path / "out", "quantizer=faulty", f"quantizer.fault={fault}")
 
 
+def test_a_fit_of_another_signature_is_told_in_a_line(
+    distribution: Distribution, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVBENCH_CACHE", str(tmp_path / "cache"))
+    other = FAULTY.replace("def fit(self, calibration: Calibration | None, geometry", "def fit(self, geometry")
+    assert other != FAULTY
+    monkeypatch.syspath_prepend(distribution(other + HOOK))
+    with pytest.raises(PluginError, match=r"quantizer 'faulty' \(.*\) failed in fit\(\): TypeError: .*fit\(\) takes 2"):
+        measured(load_registry({}), tmp_path / "out", "quantizer=faulty")
+
+
 def test_nan_that_appears_only_in_use_is_told_by_layer(registry: Registry, tmp_path: Path) -> None:
     message = r"quantizer 'faulty', layer 0, keys: format 'bytes' .* decodes finite input to NaN or infinity"
     with pytest.raises(PluginError, match=message):

@@ -118,6 +118,14 @@ def test_simulated_beside_packed_is_called_out() -> None:
     assert "perplexity: simulated numbers" in cautions(*runs)
 
 
+def test_a_peer_beside_packed_is_called_out_and_marked() -> None:
+    runs = without_latency("blockgtq", "cblockgtq")
+    runs[0].tasks["perplexity"].path = "peer"
+    told = cautions(*runs)
+    assert "perplexity: peer: keys and values went through another library's cache" in told
+    assert "simulated" not in told
+
+
 def test_different_models_are_called_out() -> None:
     one, two = without_latency("blockgtq", "cblockgtq")
     two = two.model_copy(update={"model": two.model.model_copy(update={"name": "other", "fingerprint": "ff" * 32})})

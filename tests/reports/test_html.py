@@ -52,6 +52,13 @@ def test_packed_beside_simulated_is_called_out() -> None:
     assert "Packed and simulated numbers stand side by side" in ParsedPage(render_html(result(tasks=tasks))).text
 
 
+def test_a_peers_numbers_are_marked_and_explained() -> None:
+    tasks = {name: record.model_copy(update={"path": "peer"}) for name, record in result().tasks.items()}
+    page = ParsedPage(render_html(result(tasks=tasks)))
+    assert page.row("Ratio", "blockgtq")["perplexity"] == "27.43 peer"
+    assert "peer: keys and values went through another library's cache" in page.text
+
+
 def test_unequal_code_bits_are_called_out() -> None:
     unequal = result(baselines={"tqmse": measurement("tqmse", 4, 2.2, 26.0)})
     assert "blockgtq uses K3 V3 code bits, tqmse K4 V4" in ParsedPage(render_html(unequal)).text
