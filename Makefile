@@ -43,8 +43,8 @@ gallery: $(VENV)/.installed
 	$(BIN)/kvbench report $(GALLERY_RUNS) --out docs/gallery/smollm2 --format html,md,csv
 
 COMPARATOR_RUNS := outputs/comparators
-comparators: $(VENV)/.installed
-	for sweep in comparators comparators_windows comparators_decode; do \
+comparators: $(VENV)/.installed-dev
+	for sweep in comparators comparators_windows comparators_decode comparators_peers; do \
 		$(BIN)/kvbench -m experiment=$$sweep $(ARGS) hydra.sweep.dir=$(COMPARATOR_RUNS)/$$sweep || exit 1; done
 	$(BIN)/python -m kvbench.reports.comparators_page $(COMPARATOR_RUNS)
 

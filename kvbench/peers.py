@@ -69,7 +69,7 @@ class PeerQuantizer(Quantizer):
             )
 
     def check(self) -> None:
-        """Raise ConfigurationError for options out of range."""
+        """Complete the options; raise ConfigurationError for those out of range."""
 
     @property
     def version(self) -> str:
@@ -102,7 +102,9 @@ class QuantizedCachePeer(PeerQuantizer):
         if self.k_bits not in self.widths:
             allowed = ", ".join(map(str, self.widths))
             raise ConfigurationError(f"quantizer.k_bits={self.k_bits} is not allowed: {self.library} has {allowed}.")
-        if self.v_bits not in (0, self.k_bits):
+        if self.v_bits == 0:
+            object.__setattr__(self, "v_bits", self.k_bits)
+        if self.v_bits != self.k_bits:
             raise ConfigurationError(
                 f"quantizer.v_bits={self.v_bits} is not allowed beside k_bits={self.k_bits}: transformers' "
                 "QuantizedCache has one width for keys and values. Leave v_bits out."

@@ -1,9 +1,10 @@
 """``docs/comparators.md``: the built-in quantizers compared, and what was published of them held against measurements.
 
-    python -m kvbench.reports.comparators_page RUNS --docs docs --data benchmarks/results/comparators.json
+    python -m kvbench.reports.comparators_page RUNS... --docs docs --data benchmarks/results/comparators.json
 
-``RUNS`` holds the sweeps ``comparators``, ``comparators_windows`` and ``comparators_decode`` (``make comparators`` runs
-them). What the page says comes from the data file alone, which is written beside it.
+``RUNS`` are folders with the sweeps ``comparators``, ``comparators_windows``, ``comparators_decode`` and
+``comparators_peers`` (``make comparators`` runs them). What the page says comes from the data file alone, which is
+written beside it. The peers may have been measured on another machine, which need not have room for their libraries.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from kvbench.reports.table import Cell, Column, Table
 from kvbench.results import Record, write_text_atomically
 from kvbench.statistics import Interval, paired_difference
 
-SWEEPS = ("comparators", "comparators_windows", "comparators_decode")
+SWEEPS = ("comparators", "comparators_windows", "comparators_decode", "comparators_peers")
 FIGURE = "comparators.svg"
 
 
@@ -33,6 +34,7 @@ class MeasuredRow(Record):
     label: str
     parameters: dict[str, Any]
     backend: str
+    path: str
     recent_window: int
     effective_bits: float
     counted_bits: float
@@ -47,8 +49,8 @@ class MeasuredRow(Record):
         return self.quantizer == name and all(told.get(option) == value for option, value in options.items())
 
 
-class ComparatorData(Record):
-    """All that the page is made of, and what it was measured on."""
+class Circumstances(Record):
+    """What a sweep was measured on, and how much of it."""
 
     model: str
     dtype: str
@@ -59,22 +61,30 @@ class ComparatorData(Record):
     measured: str
     window: int
     windows: int
-    logit_error_tokens: int
     chunk: int
+
+
+class ComparatorData(Record):
+    """All that the page is made of."""
+
+    of: Circumstances
+    of_peers: Circumstances
+    logit_error_tokens: int
     sweep: list[MeasuredRow]
     windows_sweep: list[MeasuredRow]
     decode_sweep: list[MeasuredRow]
+    peers_sweep: list[MeasuredRow]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write data, figure and page; the exit code is 2 where the runs are not what they should be."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.reports.comparators_page", description=__doc__)
-    parser.add_argument("runs", type=Path, help=f"a folder with the sweeps {', '.join(SWEEPS)}")
+    parser.add_argument("runs", type=Path, nargs="+", help=f"folders with the sweeps {', '.join(SWEEPS)}")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where page and figure go")
     parser.add_argument("--data", type=Path, default=Path("benchmarks/results/comparators.json"), help="the data file")
     given = parser.parse_args(arguments)
     try:
-        comparisons = [compare(collect([given.runs / sweep])) for sweep in SWEEPS]
+        comparisons = [compare(collect([_folder(given.runs, sweep)])) for sweep in SWEEPS]
         data = comparator_data(*comparisons)
         write_text_atomically(given.data, data.model_dump_json(indent=1) + "\n")
         write_text_atomically(given.docs / FIGURE, pareto_picture(comparisons[0]))
@@ -85,33 +95,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def comparator_data(sweep: Comparison, windows: Comparison, decode: Comparison) -> ComparatorData:
-    """The data of three sweeps. Raises ResultError where one is not whole, or they are not of one model and device."""
-    runs = [*sweep.runs, *windows.runs, *decode.runs]
-    for run in runs:
+def _folder(places: Sequence[Path], sweep: str) -> Path:
+    """Where a sweep is; the first place where none has it, which is then told of."""
+    return next((place / sweep for place in places if (place / sweep).exists()), places[0] / sweep)
+
+
+def comparator_data(sweep: Comparison, windows: Comparison, decode: Comparison, peers: Comparison) -> ComparatorData:
+    """The data of the sweeps.
+
+    Raises ResultError where one is not whole, or they are not of one model and text, and but for the peers one device.
+    """
+    for run in (run for each in (sweep, windows, decode, peers) for run in each.runs):
         if run.result.status != "ok":
             raise ResultError(
                 f"{run.path} ended with status '{run.result.status}'. Repeat the sweep: it goes on there."
             )
-    kinds = {(row.setting, row.run.result.environment.device) for each in (sweep, windows, decode) for row in each.rows}
-    if len(kinds) > 1:
+    models = {
+        (run.result.model.name, *sorted(run.result.corpus.items()))
+        for each in (sweep, windows, decode, peers)
+        for run in each.runs
+    }
+    devices = {run.result.environment.device for each in (sweep, windows, decode) for run in each.runs}
+    if len(models) > 1 or len(devices) > 1:
         raise ResultError("the sweeps are of different models, texts or devices. Repeat them on one.")
-    first = sweep.runs[0].result
     return ComparatorData(
+        of=_circumstances(sweep),
+        of_peers=_circumstances(peers),
+        logit_error_tokens=_option(sweep.runs[0], "logit_error", "tokens"),
+        sweep=_rows(sweep),
+        windows_sweep=_rows(windows),
+        decode_sweep=_rows(decode),
+        peers_sweep=_rows(peers),
+    )
+
+
+def _circumstances(sweep: Comparison) -> Circumstances:
+    first = sweep.runs[0].result
+    return Circumstances(
         model=first.model.name,
         dtype=first.model.dtype,
         corpus=first.corpus["name"],
         device=first.environment.device,
         kvbench=first.environment.kvbench,
         torch=first.environment.packages["torch"],
-        measured=max(run.result.created for run in runs).date().isoformat(),
+        measured=max(run.result.created for run in sweep.runs).date().isoformat(),
         window=_option(sweep.runs[0], "perplexity", "window"),
         windows=_option(sweep.runs[0], "perplexity", "windows"),
-        logit_error_tokens=_option(sweep.runs[0], "logit_error", "tokens"),
         chunk=int(first.config["cache"]["prefill_chunk"]),
-        sweep=_rows(sweep),
-        windows_sweep=_rows(windows),
-        decode_sweep=_rows(decode),
     )
 
 
@@ -132,6 +162,7 @@ def _rows(comparison: Comparison) -> list[MeasuredRow]:
                 label=row.label,
                 parameters=row.measurement.quantizer.parameters,
                 backend=cache.backend,
+                path=perplexity.path or "unknown",
                 recent_window=cache.recent_window,
                 effective_bits=row.effective_bits,
                 counted_bits=16 * size.bytes_analytical / size.bytes_fp16,
@@ -202,6 +233,16 @@ Both code keys in groups of 32 at the same bits, `kivi` along tokens, `int` alon
 {prod_claim}
 
 Its logits are unbiased, but their variance is larger, and softmax does not forgive variance.
+
+## Peers
+
+Published implementations, run as they are in the cache that transformers makes of them (`kvbench[peers]`), beside
+kvbench's own with the same groups. Their memory is what their tensors take, found by walking them; their scales follow
+the model's dtype ({peers.dtype}). All read chunks of {peers.chunk} tokens that see themselves in full precision
+(`cache.prefill=exact`), as that cache has it, so these perplexities are lower than those above. {peers.windows} windows
+of {peers.window:,} tokens, on {peers.device}, torch {peers.torch}, {peers.measured}.
+
+{peers_table}
 """
 
 
@@ -210,10 +251,13 @@ def page(data: ComparatorData) -> str:
     backends = " and ".join(sorted({row.backend for row in data.sweep}))
     residual = find(data.sweep, "kivi", k_bits=2).parameters["residual"]
     return PAGE.format(
-        **data.model_dump(exclude={"sweep", "windows_sweep", "decode_sweep"}),
+        **data.of.model_dump(),
+        logit_error_tokens=data.logit_error_tokens,
+        peers=data.of_peers,
+        peers_table=_peers_table(data.peers_sweep).markdown(),
         backends=backends,
         residual=residual - 1,
-        decode_tokens=data.window - 1,
+        decode_tokens=data.of.window - 1,
         pareto=_sweep_table(data.sweep).markdown(),
         residual_claim=_claims(residual_pairs(data)),
         channel_claim=_claims(channel_pairs(data)),
@@ -248,6 +292,31 @@ def _sweep_table(rows: Sequence[MeasuredRow]) -> Table:
         Column("quantizer", numeric=False),
         *(Column(title) for title in titles),
         Column("front", numeric=False),
+    )
+    return Table("By effective bits, fewest first.", columns, lines)
+
+
+def _peers_table(rows: Sequence[MeasuredRow]) -> Table:
+    reference = find(rows, REFERENCE)
+    lines = []
+    for row in sorted(rows, key=lambda row: (row.effective_bits, row.perplexity)):
+        difference = paired_difference(row.nll, reference.nll)
+        told = [f"{difference.mean:+.4f}", f"{difference.low:+.4f} to {difference.high:+.4f}"]
+        lines.append(
+            [
+                row.label,
+                row.path,
+                row.backend,
+                f"{row.effective_bits:.3f}",
+                f"{row.ratio:.2f}×",
+                number(row.perplexity),
+                *(["–", "–"] if row is reference else told),
+            ]
+        )
+    columns = (
+        *(Column(title, numeric=False) for title in ("quantizer", "path", "stored and read by")),
+        *(Column(title) for title in ("effective bits", "ratio", "perplexity", f"nats over {REFERENCE}")),
+        Column("95 % interval"),
     )
     return Table("By effective bits, fewest first.", columns, lines)
 

@@ -86,8 +86,15 @@ def test_the_comparators_are_all_built_in_quantizers_with_keys_and_values_alike(
 
 
 def test_the_comparators_read_the_same_text_in_every_sweep() -> None:
-    options = {name: composed(f"experiment={name}").task.perplexity for name in EXPERIMENTS if "comparators" in name}
-    assert len(options) == 3
-    decode = options.pop("comparators_decode")
-    assert {each.window for each in options.values()} == {decode.window}
-    assert {each.windows for each in options.values()} == {4}
+    names = ("comparators", "comparators_windows", "comparators_decode")
+    sweep, windows, decode = (composed(f"experiment={name}").task.perplexity for name in names)
+    assert sweep == windows
+    assert sweep.window == decode.window
+
+
+def test_the_peers_stand_beside_methods_whose_chunks_read_themselves_exactly_too() -> None:
+    config = composed("experiment=comparators_peers")
+    assert (config.cache.prefill, config.task.perplexity.window % config.cache.prefill_chunk) == ("exact", 0)
+    quantizers = load_registry({}).quantizers.items()
+    peers = {name for name, entry in quantizers if issubclass(entry.value, PeerQuantizer)}
+    assert peers < set(swept("comparators_peers")["quantizer"].split(","))

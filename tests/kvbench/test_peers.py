@@ -159,6 +159,11 @@ def test_options_out_of_range_are_refused_by_name(make, reason: str) -> None:  #
         make()
 
 
+def test_values_have_the_width_of_keys(peer: Callable[..., QuantizedCachePeer]) -> None:
+    assert peer(k_bits=2).v_bits == 2
+    assert peer(k_bits=2) == peer(k_bits=2, v_bits=2)
+
+
 def test_a_group_that_does_not_fit_the_model_is_refused(peer: Callable[..., QuantizedCachePeer]) -> None:
     with pytest.raises(ConfigurationError, match=r"quantizer.group=24 does not divide the \d+ numbers of a token"):
         peer(group=24).fit(None, tiny_model("three").geometry)

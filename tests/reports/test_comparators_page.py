@@ -10,14 +10,14 @@ from kvbench.errors import ResultError
 from kvbench.reports.collect import collect
 from kvbench.reports.comparators_page import SWEEPS, ComparatorData, comparator_data, find, main, page, verdict
 from kvbench.reports.comparison import compare
-from kvbench.results import Measurement, Result, write_result
+from kvbench.results import Measurement, Result, read_result, write_result
 from kvbench.statistics import Interval
 
 from .example_results import measurement, result
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = sorted((ROOT / "benchmarks" / "results").glob("comparators.json"))
-LOSSES = {"fp16": 2.5, "tqmse": 2.7, "turboquant_prod": 2.9, "kivi": 2.6, "int": 2.8}
+LOSSES = {"fp16": 2.5, "tqmse": 2.7, "turboquant_prod": 2.9, "kivi": 2.6, "int": 2.8, "hqq": 2.75}
 BLOCKS = 16
 
 
@@ -26,6 +26,7 @@ def measured(name: str, bits: int, window: int = 0, **parameters: Any) -> Result
     loss = LOSSES[name] - 0.02 * bits - (0.1 if window else 0.0) - parameters.get("residual", 128) / 12800
     made = measurement(name, bits, 4.0 / bits, 2.718**loss)
     made.quantizer.parameters |= parameters
+    made.tasks["perplexity"].path = "peer" if name == "hqq" else "packed"
     made.tasks["perplexity"].samples = {"nll": [loss + 0.01 * (block % 3) for block in range(BLOCKS)]}
     assert made.cache is not None
     made.cache.recent_window = window
@@ -51,6 +52,7 @@ def runs(tmp_path: Path) -> Path:
             measured(name, bits, window, group=32) for name in ("kivi", "int") for bits in (2, 4) for window in (0, 128)
         ],
         "comparators_decode": [measured("kivi", 2, residual=residual) for residual in (32, 128)],
+        "comparators_peers": [measured("fp16", 16), measured("hqq", 4, group=64), measured("int", 4, group=64)],
     }
     for sweep, results in cells.items():
         for number, each in enumerate(results):
@@ -77,6 +79,18 @@ def test_claims_are_judged_by_paired_samples(runs: Path) -> None:
     assert claims["kivi K2 V2, window of 128, over none"].endswith("| -0.1000 | -0.1000 to -0.1000 | holds |")
     assert claims["kivi K2 V2, residual of 128, over 32"].endswith("| -0.0075 | -0.0075 to -0.0075 | holds |")
     assert claims["kivi K4 V4 over int, no window"].endswith("| -0.2000 | -0.2000 to -0.2000 | holds |")
+
+
+def test_peers_say_that_they_are_and_what_they_were_measured_on(runs: Path) -> None:
+    for file in (runs / "comparators_peers").rglob("result.json"):
+        elsewhere = read_result(file)
+        elsewhere.environment.device = "another machine"
+        write_result(elsewhere, file.parent)
+    text = page(comparator_data(*(compare(collect([runs / sweep])) for sweep in SWEEPS))).partition("## Peers")[2]
+    assert "on another machine" in text
+    assert "| hqq K4 V4 | peer | reference |" in text
+    assert "| int K4 V4 | packed | reference |" in text
+    assert "+0.4900 | +0.4900 to +0.4900 |" in text  # 2.75 - 0.02 * 4 over 2.5 - 0.02 * 16
 
 
 @pytest.mark.parametrize(
