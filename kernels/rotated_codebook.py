@@ -155,6 +155,18 @@ class RotatedCodebookCodec(Codec):
     def encode(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
         if not torch.isfinite(x).all():
             raise ValueError("cannot encode NaN or infinity")
+        encoded, norms = self._encode(x, positions)
+        if not torch.isfinite(norms).all():
+            raise ValueError(f"a vector with elements up to {x.abs().max():.4g} has a norm that overflows float32")
+        return encoded
+
+    def encode_unchecked(self, x: Tensor, positions: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
+        """:meth:`encode` without waiting for the device: the planes, and whether all was finite, a bool tensor ``[]``."""
+        encoded, norms = self._encode(x, positions)
+        return encoded, torch.isfinite(norms).all()  # a vector with NaN or infinity has such a norm
+
+    def _encode(self, x: Tensor, positions: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The planes, and the norms ``[n, groups]`` of what was encoded."""
         lead = x.shape[:-2]
         flags: tuple[Tensor, ...] = ()
         if self._centre is None:
@@ -169,13 +181,11 @@ class RotatedCodebookCodec(Codec):
                 flags = (self._flags.pack(taken.to(torch.uint8)),)
         rotated = rotated.flatten(-2)
         norms = self._group_norms(rotated)
-        if not torch.isfinite(norms).all():
-            raise ValueError(f"a vector with elements up to {x.abs().max():.4g} has a norm that overflows float32")
         unit = rotated / norms.clamp_min(torch.finfo(torch.float32).tiny)[:, self._group_of]
         codes = torch.searchsorted(self._thresholds[self._book_of], unit.T.contiguous()).to(torch.uint8).T
         corrected = norms / self._group_norms(self._values(codes))
         encoded = (self.layout.pack(codes), self._norms.encode(corrected), *flags)
-        return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded)
+        return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded), norms
 
     @property
     def constant_bytes(self) -> int:

@@ -1,17 +1,19 @@
 """Storage of one layer in the reference's planes, of which a Triton kernel reads what a single token attends to."""
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from kvbench.kernels.attention import Partial, attend_dense, merge
 from kvbench.kernels.formats import RotatedCodebook
+from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
 from kvbench.kernels.row_attention import RowAttention
-from kvbench.plane_storage import PlaneStorage
+from kvbench.plane_storage import Planes, PlaneStorage
 
 if TYPE_CHECKING:
+    from kvbench.decode_step import Span
     from kvbench.visibility import Visibility
 
 
@@ -21,7 +23,10 @@ def _attention(key: RotatedCodebook, value: RotatedCodebook, device: torch.devic
 
 
 class RowStorage(PlaneStorage):
-    """For formats that tiles cannot hold. The reference encodes, and attends chunks of several tokens."""
+    """For formats that tiles cannot hold. The reference encodes, and attends chunks of several tokens.
+
+    Decode steps need no host (:class:`kvbench.decode_step.StepStorage`).
+    """
 
     backend = "triton"
 
@@ -31,6 +36,34 @@ class RowStorage(PlaneStorage):
         self.attention = _attention(key, value, keys.device)
         codecs = self.attention.key_codec, self.attention.value_codec
         super().__init__(*codecs, batch, capacity, keys, keys, f"{why}; encoding and prefill by the reference")
+        self._finite = torch.ones((), dtype=torch.bool, device=keys.device)
+
+    @property
+    def capacity(self) -> int:
+        return self._parts[0].capacity
+
+    @property
+    def _parts(self) -> tuple[Planes, Planes]:
+        return cast(Planes, self.keys), cast(Planes, self.values)
+
+    def append(self, key: Tensor, value: Tensor, at: "Span") -> None:
+        rows, slots = torch.arange(self.batch, device=key.device), at.slots.long()
+        for part, states in zip(self._parts, (key, value), strict=True):
+            encoded, finite = cast(RotatedCodebookCodec, part.codec).encode_unchecked(states)
+            self._finite.logical_and_(finite)
+            for plane, row in zip(part.planes, encoded, strict=True):
+                plane[rows, slots] = row
+
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float) -> Tensor:
+        self.append(key, value, at)
+        planes = (tuple(part.planes) for part in self._parts)
+        return self.attention(query, *planes, at.starts, at.stops, scaling)[0]
+
+    def defect(self) -> str | None:
+        if not self._finite:
+            self._finite.fill_(True)
+            return "was given keys or values with NaN or infinity"
+        return super().defect()
 
     def attend(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None

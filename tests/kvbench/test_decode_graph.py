@@ -1,5 +1,7 @@
 """On a GPU: steps captured in a CUDA graph choose the tokens that uncaptured ones do, and memory stays as it is."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +12,9 @@ from kvbench.calibration import Calibration
 from kvbench.configuration import CacheConfig, ModelConfig
 from kvbench.corpora import Corpus
 from kvbench.decode_loop import DeviceLoop, Sampling, decode_loop
-from kvbench.models import LoadedModel, load_model
+from kvbench.models import LoadedModel, is_available, load_model
 from kvbench.quantizer import Quantizer
+from kvbench.quantizers.blockgtq import BlockGTQ
 from kvbench.quantizers.fp16 import Fp16
 from kvbench.quantizers.tqmse import TQMSE
 from kvbench.session import Session
@@ -35,7 +38,7 @@ ARCHITECTURE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-QUANTIZERS = [TQMSE(norm_bits=8), Fp16()]
+QUANTIZERS = [TQMSE(norm_bits=8), BlockGTQ(), Fp16()]  # tiles, rows, the library
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,17 @@ def test_steps_on_the_device_choose_the_tokens_of_generate(loaded: LoadedModel, 
     loop = loop_of(of)
     assert torch.equal(torch.cat([loop.tokens[:, None].clone(), loop.run(23)], 1).cpu(), expected)
     assert {record.backend for record in of.engagement} == {"torch" if quantizer.name == "fp16" else "triton"}
+
+
+@pytest.mark.parametrize("quantizer", [BlockGTQ(), Fp16()], ids=lambda each: each.name)
+def test_on_a_real_model_a_graph_chooses_the_tokens_of_uncaptured_steps(
+    model_config: Callable[[str], ModelConfig], quantizer: Quantizer
+) -> None:
+    config = model_config("smollm2-135m")
+    if not is_available(config):
+        pytest.skip("SmolLM2 is not in kvbench's cache folder")
+    of = session(load_model(config, "cuda"), quantizer)
+    assert torch.equal(loop_of(of, graph=True).run(256), loop_of(of, capacity=512, graph=False).run(256))
 
 
 def test_a_compiled_step_is_captured_too(loaded: LoadedModel) -> None:

@@ -11,6 +11,7 @@ from kvbench.dense_storage import DenseStorage
 from kvbench.errors import ConfigurationError, EngagementError
 from kvbench.packed_cache import PackedCache
 from kvbench.quantizers.blockgtq import BlockGTQ
+from kvbench.row_storage import RowStorage
 from kvbench.session import Session
 
 from .tiny_models import session, tokens
@@ -81,6 +82,19 @@ def test_a_quantized_cache_on_a_cpu_steps_through_the_host_and_says_why() -> Non
     assert isinstance(loop, HostLoop)
     assert "no Triton kernel runs on cpu" in loop.why
     assert torch.equal(torch.cat([following[:, None], loop.run(7)], 1), expected)
+
+
+def test_steps_over_rows_choose_the_tokens_of_the_reference() -> None:
+    """Three-bit codes at head_dim 64, which tiles do not hold, read by the general kernel."""
+    pytest.importorskip("triton")
+    of, few = session("three", BlockGTQ()), [tokens(3, seed=3), tokens(5, seed=5)]
+    expected = torch.stack(of.generate(few, 4))
+    of.backend = "triton"
+    cache, following = filled(of, few)
+    assert isinstance(cache.packed_layers[0].storage, RowStorage)
+    loop = decode_loop(of.loaded.model, cache, following)
+    assert isinstance(loop, DeviceLoop)
+    assert torch.equal(torch.cat([following[:, None], loop.run(3)], 1), expected)
 
 
 @pytest.mark.parametrize("options", [{"n_sink": 2}, {"recent_window": 4}], ids=str)
