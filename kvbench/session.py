@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from kvbench.quantizer import Quantizer
 from kvbench.results import Compression, LayerEngagement
 from kvbench.rope import layer_frequencies, turn
 from kvbench.sample_store import KeptSamples, SampleStore
+from kvbench.task import CachePath
 
 if TYPE_CHECKING:
     from kvbench.corpora import Corpus
@@ -56,7 +57,7 @@ class Session:
     prefill_peak_bytes: int | None = None
     samples: SampleStore = field(default_factory=SampleStore)
 
-    path: Literal["packed", "simulated"] = "packed"
+    path: ClassVar[CachePath] = "packed"
 
     @property
     def device(self) -> torch.device:
@@ -279,18 +280,25 @@ class Session:
         Each window is rotated from position 0 on, put into the layer's packed storage in place of what was there,
         decoded, and rotated back. Layers that stay dense give back what they were given.
         """
-        packed = cache.layers[layer]
-        if not isinstance(packed, PackedLayer):
-            return keys.float()
         shape = self.loaded.geometry.layers[layer]
         frequencies, scaling = layer_frequencies(self.loaded.model, layer, shape)
         positions = torch.arange(keys.shape[1], dtype=torch.float64, device=keys.device)
         angles = (positions[:, None] * frequencies)[:, None]
-        states = scaling * turn(keys.float(), angles, shape).transpose(1, 2)
+        given_back = self.given_back(cache, layer, scaling * turn(keys.float(), angles, shape))
+        return keys.float() if given_back is None else turn(given_back, -angles, shape) / scaling
+
+    def given_back(self, cache: PackedCache, layer: int, keys: Tensor) -> Tensor | None:
+        """``keys [batch, tokens, kv_heads, head_dim]`` after RoPE as a layer gives them back; what it held is dropped.
+
+        None of a layer that stays dense.
+        """
+        packed = cache.layers[layer]
+        if not isinstance(packed, PackedLayer):
+            return None
+        states = keys.transpose(1, 2)
         packed.reset()
         packed.update(states, torch.zeros_like(states))
-        decoded, _ = packed.decode()
-        return turn(decoded, -angles, shape) / scaling
+        return packed.decode()[0]
 
 
 def added(first: list[LayerEngagement], second: list[LayerEngagement]) -> list[LayerEngagement]:
