@@ -33,7 +33,7 @@ test-transformers: $(VENV)/.installed-dev
 		transformers==$(TRANSFORMERS) $(shell grep ^numpy== constraints.txt)
 	PYTHONPATH=$(OTHER) $(PYTEST) tests/kvbench/test_packed_cache.py tests/kvbench/test_engagement.py \
 		tests/kvbench/test_calibrate.py tests/kvbench/test_conf_models.py tests/kvbench/test_models.py \
-		tests/kvbench/test_packed_equals_simulation.py
+		tests/kvbench/test_packed_equals_simulation.py tests/kvbench/test_peers.py
 
 GALLERY_RUNS := outputs/gallery
 gallery: $(VENV)/.installed

@@ -57,7 +57,8 @@ def test_a_peers_layers_say_what_stored_them_and_what_was_read(peer: Callable[..
     assert of.path == "peer"
     for record in of.engagement:
         assert record.key_format == "peer"
-        assert record.packed_tokens_read == 16 + 32  # the second chunk read the first, the third both
+        # the second chunk read the first quantized; whether the third reads the second so is the library's choice
+        assert record.packed_tokens_read in (16 + 16, 16 + 32)
         assert record.backend.startswith(of.quantizer.library)  # type: ignore[attr-defined]
         assert "QuantizedLayer of transformers" in (record.note or "")
 
@@ -75,24 +76,15 @@ def test_scores_are_the_librarys_and_fewer_bits_are_worse(peer: Callable[..., Qu
 
 def test_memory_is_what_the_librarys_tensors_take(peer: Callable[..., QuantizedCachePeer]) -> None:
     of = session(peer(k_bits=4))
-    of.token_losses(tokens(64))
-    size, geometry = of.compression, of.loaded.geometry
+    of.token_losses(tokens(CHUNK + 3))
+    size = of.compression
     assert size is not None
-    elements = sum(64 * layer.kv_heads * layer.head_dim for layer in geometry.layers)
-    # 4-bit codes, and a scale and a zero point of 32 bits (the model is float32) for 16 elements
-    assert size.effective_bits_k == size.effective_bits_v == 4 + 64 / 16
-    assert size.bytes_allocated == 2 * elements * 8 // 8
-    assert size.code_bits_k == 4
-
-
-def test_tokens_that_wait_are_counted_in_full_precision(peer: Callable[..., QuantizedCachePeer]) -> None:
-    whole, waiting = session(peer()), session(peer())
-    whole.token_losses(tokens(48))
-    waiting.token_losses(tokens(52))
-    assert whole.compression is not None and waiting.compression is not None
-    shape = whole.loaded.geometry.layers[0]
-    extra = 4 * 4 * shape.kv_heads * shape.head_dim * 2 * len(whole.loaded.geometry.layers)
-    assert waiting.compression.bytes_allocated == whole.compression.bytes_allocated + extra
+    numbers = sum(layer.kv_heads * layer.head_dim for layer in of.loaded.geometry.layers)  # a token, keys or values
+    coded = 4 + 2 * 32 / 16  # bits: codes, and a scale and a zero point in the model's float32 for 16 numbers
+    waiting = 3 * 32  # tokens short of the residual wait as the model made them
+    assert size.effective_bits_k == size.effective_bits_v == (CHUNK * coded + waiting) / (CHUNK + 3)
+    assert size.bytes_allocated == 2 * numbers * (CHUNK * coded + waiting) / 8
+    assert (size.code_bits_k, size.tokens) == (4, CHUNK + 3)
 
 
 def test_a_text_of_one_chunk_is_refused_since_it_reads_nothing_quantized(
