@@ -161,7 +161,7 @@ class RotatedCodebookCodec(Codec):
         return encoded
 
     def encode_unchecked(self, x: Tensor, positions: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
-        """:meth:`encode` without waiting for the device: the planes, and whether all was finite, a bool tensor ``[]``."""
+        """:meth:`encode` without waiting for the device: the planes, and whether all was finite, bool ``[]``."""
         encoded, norms = self._encode(x, positions)
         return encoded, torch.isfinite(norms).all()  # a vector with NaN or infinity has such a norm
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from kvbench.attention import cache_argument, packed_attention
-from kvbench.decode_step import Span, Step, StepCache, current
+from kvbench.decode_step import Span, Step, StepCache, StepStorage, current
 from kvbench.errors import ConfigurationError, EngagementError
 from kvbench.packed_cache import PackedCache, PackedLayer
 
@@ -63,8 +63,8 @@ class Sampling:
 def obstacle(cache: PackedCache) -> str | None:
     """Why steps over ``cache`` need the host, or None where they can run on the device alone."""
     options = cache.options
-    if options.n_sink or options.recent_window or options.exact_prefill:
-        return "sinks, recent windows and exact prefill are merged on the host"
+    if options.n_sink or options.recent_window:
+        return "sinks and recent windows are kept by the host"
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, PackedLayer):
             return f"layer {index} has a sliding window"
@@ -150,7 +150,8 @@ class DeviceLoop:
         self.tokens = tokens.clone()
         slots = torch.full((batch,), first.tokens, dtype=torch.int32, device=device)
         span = Span(first.starts.to(torch.int32), slots, slots + 1)
-        self.position = Step([layer.storage for layer in cache.packed_layers], span)  # type: ignore[misc]
+        storages = [cast(StepStorage, layer.storage) for layer in cache.packed_layers]
+        self.position = Step(storages, span, cache.options.exact_prefill)
         self._positions = (first.tokens - first.starts)[:, None].clone()
         self._output = torch.zeros(batch, OUTPUT, dtype=torch.long, device=device)
         self._column = torch.zeros(1, dtype=torch.long, device=device)

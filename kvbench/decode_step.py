@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvbench.kernels.attention import Partial
+
 
 @dataclass(frozen=True)
 class Span:
@@ -41,19 +43,27 @@ class StepStorage(Protocol):
     def append(self, key: Tensor, value: Tensor, at: Span) -> None:
         """Store a token's ``key, value [batch, kv_heads, head_dim]``. Must not wait for the device."""
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float) -> Tensor:
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
         """Store a token and attend ``query [batch, q_heads, head_dim]`` to all tokens up to it; the output like it.
 
-        Must not wait for the device.
+        ``exact``: the token's own key and value are read as given, not as stored. Must not wait for the device.
         """
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the operator reads: every layer's storage, and where the step is."""
+    """What the operator reads: every layer's storage, where the step is, and how its own token is read."""
 
     storages: Sequence[StepStorage]
     at: Span
+    exact: bool = False
+
+
+def own_token(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Partial:
+    """The attention of a token to itself alone: shapes as of :meth:`StepStorage.step`, ``lse [batch, q_heads]``."""
+    grouped = query.unflatten(1, (key.shape[1], -1)).float()
+    logits = (grouped * key[:, :, None].float()).sum(-1) * scaling
+    return Partial(value.repeat_interleave(grouped.shape[2], 1), logits.flatten(1))
 
 
 class StepStates:
@@ -119,7 +129,7 @@ def operator() -> Any:
     @torch.library.custom_op("kvbench::decode_attention", mutates_args=())
     def decode_attention(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float) -> Tensor:
         step = _current[-1]
-        return step.storages[layer].step(query, key, value, step.at, scaling)
+        return step.storages[layer].step(query, key, value, step.at, scaling, step.exact)
 
     @decode_attention.register_fake
     def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scaling: float) -> Tensor:

@@ -107,7 +107,7 @@ class _Nothing:
     def append(self, key: Tensor, value: Tensor, at: Span) -> None:
         """There is nowhere to store anything."""
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float) -> Tensor:
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
         return query.clone()
 
 
@@ -127,7 +127,7 @@ def step_parts(loop: DeviceLoop) -> StepParts:
 
     def attend() -> None:
         for storage, (query, key, value, scaling) in zip(step.storages, inputs, strict=True):
-            storage.step(query, key, value, step.at, scaling)
+            storage.step(query, key, value, step.at, scaling, step.exact)
 
     def append() -> None:
         for storage, (_, key, value, _) in zip(step.storages, inputs, strict=True):

@@ -65,7 +65,7 @@ class DenseStorage:
         else:
             fp16_attention.append(key, value, self.keys, self.values, at.slots)
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float) -> Tensor:
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float, exact: bool) -> Tensor:
         self.append(key, value, at)
         dim = query.shape[-1]
         if not math.isclose(scaling * math.sqrt(dim), 1.0):  # the implementations' own scale

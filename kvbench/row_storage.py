@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from kvbench.decode_step import Span, own_token
 from kvbench.kernels.attention import Partial, attend_dense, merge
 from kvbench.kernels.formats import RotatedCodebook
 from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
@@ -13,7 +14,6 @@ from kvbench.kernels.row_attention import RowAttention
 from kvbench.plane_storage import Planes, PlaneStorage
 
 if TYPE_CHECKING:
-    from kvbench.decode_step import Span
     from kvbench.visibility import Visibility
 
 
@@ -46,7 +46,7 @@ class RowStorage(PlaneStorage):
     def _parts(self) -> tuple[Planes, Planes]:
         return cast(Planes, self.keys), cast(Planes, self.values)
 
-    def append(self, key: Tensor, value: Tensor, at: "Span") -> None:
+    def append(self, key: Tensor, value: Tensor, at: Span) -> None:
         rows, slots = torch.arange(self.batch, device=key.device), at.slots.long()
         for part, states in zip(self._parts, (key, value), strict=True):
             encoded, finite = cast(RotatedCodebookCodec, part.codec).encode_unchecked(states)
@@ -54,10 +54,11 @@ class RowStorage(PlaneStorage):
             for plane, row in zip(part.planes, encoded, strict=True):
                 plane[rows, slots] = row
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float) -> Tensor:
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
         self.append(key, value, at)
-        planes = (tuple(part.planes) for part in self._parts)
-        return self.attention(query, *planes, at.starts, at.stops, scaling)[0]
+        keys, values = (tuple(part.planes) for part in self._parts)
+        own = own_token(query, key, value, scaling) if exact else None
+        return self.attention(query, keys, values, at.starts, at.slots if exact else at.stops, scaling, own)[0]
 
     def defect(self) -> str | None:
         if not self._finite:

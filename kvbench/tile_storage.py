@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from kvbench.decode_step import Span, own_token
 from kvbench.kernels.attention import Partial, attend_dense, attend_packed, merge
 from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
 from kvbench.kernels.tile_attention import TileAttention
@@ -15,7 +16,6 @@ from kvbench.kernels.tiles import PAGE, TileLayout
 from kvbench.plane_storage import repeat_slots
 
 if TYPE_CHECKING:
-    from kvbench.decode_step import Span
     from kvbench.visibility import Visibility
 
 GROWTH = 1.5  # storage grows by this factor, so appending costs amortised constant time
@@ -80,12 +80,13 @@ class TileStorage:
         firsts = torch.full((self.batch,), first, dtype=torch.int32, device=self.pages.device)
         self.kernels.encode(keys, values, self.pages, firsts)
 
-    def append(self, key: Tensor, value: Tensor, at: "Span") -> None:
+    def append(self, key: Tensor, value: Tensor, at: Span) -> None:
         self.kernels.encode(key[:, None], value[:, None], self.pages, at.slots)
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, at: "Span", scaling: float) -> Tensor:
+    def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
         self.append(key, value, at)
-        return self.kernels.attend(query, self.pages, at.starts, at.stops, scaling)[0]
+        own = own_token(query, key, value, scaling) if exact else None
+        return self.kernels.attend(query, self.pages, at.starts, at.slots if exact else at.stops, scaling, own)[0]
 
     def attend(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None

@@ -84,10 +84,11 @@ def test_a_quantized_cache_on_a_cpu_steps_through_the_host_and_says_why() -> Non
     assert torch.equal(torch.cat([following[:, None], loop.run(7)], 1), expected)
 
 
-def test_steps_over_rows_choose_the_tokens_of_the_reference() -> None:
-    """Three-bit codes at head_dim 64, which tiles do not hold, read by the general kernel."""
+@pytest.mark.parametrize("prefill", ["quantized", "exact"])
+def test_steps_over_rows_choose_the_tokens_of_the_reference(prefill: str) -> None:
+    """Codes at head_dim 64, which tiles do not hold, read by the general kernel; prefill in generate's own chunks."""
     pytest.importorskip("triton")
-    of, few = session("three", BlockGTQ()), [tokens(3, seed=3), tokens(5, seed=5)]
+    of, few = session("three", BlockGTQ(), prefill=prefill, prefill_chunk=4), [tokens(3, seed=3), tokens(5, seed=5)]
     expected = torch.stack(of.generate(few, 4))
     of.backend = "triton"
     cache, following = filled(of, few)
