@@ -45,6 +45,13 @@ def test_without_an_experiment_the_defaults_stay() -> None:
     assert composed().model.name == "smollm2-135m"
 
 
+def test_one_task_needs_no_brackets() -> None:
+    config = composed("quantizer=blockgtq", "model=smollm2-135m", "task=niah", "task.niah.preset=small")
+    assert list(config.task) == ["niah"]
+    check_choices(config, load_registry())
+    assert built(config, "niah") == Niah(preset="small")
+
+
 def test_the_command_line_wins_over_an_experiment() -> None:
     config = composed("experiment=paper_niah", "model=qwen2.5-3b-instruct", "quantizer.k_bits=3")
     assert (config.model.name, config.quantizer.k_bits, config.quantizer.v_bits) == ("qwen2.5-3b-instruct", 3, 2)
