@@ -44,17 +44,23 @@ def series_names(labels: Sequence[str]) -> list[str]:
 
 
 def series_encoding(quantizers: Mapping[str, str], shaped: bool = True) -> Spec:
-    """Colour, dash and shape by ``series``, given its quantizer: the reference is grey, the others take the palette."""
-    others = [name for name, quantizer in quantizers.items() if quantizer != REFERENCE]
-    places = {name: others.index(name) % STYLES if name in others else None for name in quantizers}
+    """Colour, dash and shape by ``series``, given its quantizer: the reference is grey, the others take the palette.
 
-    def ranged(of: Sequence[Any], reference: Any) -> Spec:
-        values = [reference if place is None else of[place] for place in places.values()]
+    Past STYLES quantizers colours come again, each with the next shape and dash.
+    """
+    others = [name for name, quantizer in quantizers.items() if quantizer != REFERENCE]
+    places = {name: others.index(name) if name in others else None for name in quantizers}
+
+    def ranged(of: Sequence[Any], reference: Any, ahead: int = 1) -> Spec:
+        """``ahead``: how many places a value moves on with every round of colours."""
+        values = [
+            reference if place is None else of[(place + place // STYLES * ahead) % STYLES] for place in places.values()
+        ]
         return {"field": "series", "type": "nominal", "scale": {"domain": list(places), "range": values}}
 
     legend = legend_of(list(quantizers))
     palette = [colour(f"series-{i + 1}") for i in range(STYLES)]
-    encoding = {"color": {**ranged(palette, colour("series-reference")), "legend": legend}}
+    encoding = {"color": {**ranged(palette, colour("series-reference"), ahead=0), "legend": legend}}
     if shaped:
         encoding["shape"] = {**ranged(SHAPES, REFERENCE_SHAPE), "legend": legend}
     encoding["strokeDash"] = {**ranged(DASHES, REFERENCE_DASH), "legend": legend}
