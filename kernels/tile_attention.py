@@ -185,7 +185,8 @@ class TileAttention:
         k.attend[(splits, rows)](
             query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial,
             partial_lse, *sizes, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,
-            DEPENDENT=cuda, num_warps=4, **({"maxnreg": REGISTERS} if self.assembly else {}), **launch,
+            DEPENDENT=self._dependent(rows * splits), num_warps=4, **launch,
+            **({"maxnreg": REGISTERS} if self.assembly else {}),
         )  # fmt: skip
         k.merge[(rows, group, 4)](
             partial, partial_lse, t.value_scale, starts, stops, *others, *turned, kv_heads, splits,
@@ -198,6 +199,12 @@ class TileAttention:
                 BLOCK=block, EXTRA=extra is not None, DEPENDENT=cuda, num_warps=4, **launch,
             )  # fmt: skip
         return out, lse
+
+    def _dependent(self, blocks: int) -> int:
+        """When the merge of so many blocks' work may start: see :mod:`kvbench.kernels.tile_kernels`."""
+        if self.device.type != "cuda":
+            return 0
+        return 1 if blocks <= 2 * self._multiprocessors() else 2
 
     def _multiprocessors(self) -> int:
         return torch.cuda.get_device_properties(self.device).multi_processor_count

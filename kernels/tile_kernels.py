@@ -1,14 +1,16 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """The Triton kernels that are launched for decode attention over tile pages; one query token a sequence.
 
-Three launches: :func:`rotate_query`, :func:`attend` in splits, :func:`merge`. Lengths are read on the device: a
-captured graph stays right as the cache grows. All KV heads of a layer run in one launch.
+:func:`rotate_query`, :func:`attend` in splits, :func:`merge`, and :func:`rotate_output` where the output's rotation is
+not folded into the model's weights. Lengths are read on the device: a captured graph stays right as the cache grows.
+All KV heads of a layer run in one launch.
 
 With DEPENDENT each kernel starts before the one it depends on has ended (programmatic dependent launch) and waits for
-it after reading what does not depend on it.
+it after reading what does not depend on it. Attention lets the merge start EARLY, at once, where the device has room
+for both, else LATE, after its loop: merging blocks that come in early take the place of blocks that have work.
 
-A block of :func:`rotate_query` and :func:`merge` serves BLOCK query heads of a KV head: one where there are few, which
-spreads them over the device, all of them (16) where there are many, which reads a rotation once for all.
+A block of the rotations serves BLOCK query heads of a KV head: one where there are few, which spreads them over the
+device, all of them (16) where there are many, which reads a rotation once for all.
 
 Limits: head_dim 128, at most 16 query heads a KV head, NVIDIA GPUs with compute capability 8.0 or higher for the
 assembly path (tuned on 9.0); the plain path runs in the interpreter. Tested: tests/kernels/test_triton_tiles.py.
@@ -17,7 +19,7 @@ assembly path (tuned on 9.0); the plain path runs in the interpreter. Tested: te
 import triton
 import triton.language as tl
 
-from kvbench.kernels.tile_pages import NEVER, attend_pages
+from kvbench.kernels.tile_pages import EARLY, NEVER, attend_pages
 
 
 @triton.jit
@@ -107,6 +109,8 @@ def attend(
     stops int32 ``[batch]``: the tokens attended; partial float16 ``[batch * kv_heads, HEADS, splits, 128]``;
     partial_lse float32 ``[batch * kv_heads, HEADS, splits]``, base 2.
     """
+    if DEPENDENT == EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     split, row, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     sequence, head = row // kv_heads, row % kv_heads
     begin, count, start, stop = _bounds(starts, stops, sequence)

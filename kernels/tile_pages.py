@@ -53,6 +53,7 @@ _KEY_SCALE, _KEY_OFFSET = tl.constexpr(KEY_SCALE), tl.constexpr(KEY_OFFSET)
 LOG_LARGEST = tl.constexpr(14.988684686772166)
 SLACK = tl.constexpr(12.0)  # octaves a page's reference may stay below the running maximum
 NEVER = tl.constexpr(-1.0e30)
+EARLY, LATE = tl.constexpr(1), tl.constexpr(2)  # DEPENDENT: when the merge may start
 
 
 @triton.jit
@@ -285,7 +286,7 @@ def _attend_template(
         )
         sums = sums * decay[None, :] + combine(product, HEADS)
 
-    if DEPENDENT:
+    if DEPENDENT == LATE:
         tl.extra.cuda.gdc_launch_dependents()
     all_total = tl.sum(tl.sum(total, axis=0), axis=0)
     if VALUE_TEMPLATE == 4444:
