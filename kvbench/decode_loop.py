@@ -15,8 +15,17 @@ from kvbench.packed_cache import PackedCache, PackedLayer
 Hook = Callable[[], object]
 ModelStep = Callable[[Tensor, Tensor, StepCache], Tensor]
 OUTPUT = 512  # tokens a sequence that are kept on the device before they are copied out
-COMPILE = {"none": None, "default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-"""Ways to compile the model's step, and torch.compile's mode for each; the graph is captured by the loop itself."""
+COMPILE: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "default": {},
+    "tuned": {"coordinate_descent_tuning": True},
+    "max-autotune": {"coordinate_descent_tuning": True, "max_autotune": True},
+}
+"""Ways to compile the model's step, and torch.compile's options for each; the graph is captured by the loop itself.
+
+With ``tuned`` the products of one token with the weights become reductions whose shapes are searched for; with
+``max-autotune`` those of several tokens are chosen among libraries and templates too.
+"""
 WARM_UP = 2  # steps before capture: the first compiles kernels, the second finds them compiled
 
 
@@ -256,7 +265,7 @@ def _compiled(model: Any, layers: int, compile: str) -> tuple[ModelStep, StepCac
     """
     kept: dict[str, tuple[ModelStep, StepCache]] = model.__dict__.setdefault("_kvbench_steps", {})
     if compile not in kept:
-        step, mode = model_step(model), COMPILE[compile]
-        compiled = step if mode is None else torch.compile(step, fullgraph=True, dynamic=False, mode=mode)
+        step, options = model_step(model), COMPILE[compile]
+        compiled = step if options is None else torch.compile(step, fullgraph=True, dynamic=False, options=options)
         kept[compile] = compiled, StepCache(layers)
     return kept[compile]

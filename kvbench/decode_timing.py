@@ -147,4 +147,4 @@ def step_parts(loop: DeviceLoop) -> StepParts:
 
 def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
     with torch.no_grad():
-        return 1e3 * statistics.median(measure([call], device, warm_up=2))
+        return 1e3 * statistics.median(measure([call], device, samples=5, warm_up=2))

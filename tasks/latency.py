@@ -45,7 +45,9 @@ class Latency(Task):
         metadata={"help": f"prefill: the prompt is read; synthetic: {REPEATED} tokens are, and repeated in the cache"},
     )
     graph: bool = field(default=True, metadata={"help": "capture a step in a CUDA graph, where there is a GPU"})
-    compile: str = field(default="none", metadata={"help": "torch.compile a step: none | default | max-autotune"})
+    compile: str = field(
+        default="none", metadata={"help": "torch.compile a step: none | default | tuned | max-autotune"}
+    )
     attention: list[str] = field(
         default_factory=lambda: ["auto"],
         metadata={"help": "decode attention of unquantized caches on a GPU; auto: the fastest; several: compared"},

@@ -126,7 +126,7 @@ def test_the_models_whole_step_traces_as_one_graph() -> None:
 
 def test_an_unknown_way_to_compile_is_refused_with_the_known_ones() -> None:
     of = session("three")
-    with pytest.raises(ConfigurationError, match="none, default, max-autotune"):
+    with pytest.raises(ConfigurationError, match="none, default, tuned, max-autotune"):
         decode_loop(of.loaded.model, *filled(of, prompts()), compile="fast")
 
 

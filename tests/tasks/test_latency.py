@@ -82,7 +82,7 @@ def test_running_out_of_memory_is_a_row_and_the_other_cells_are_measured(monkeyp
         ({"contexts": []}, "at least one entry"),
         ({"steps": 0}, "1 or more"),
         ({"fill": "random"}, "prefill or synthetic"),
-        ({"compile": "fast"}, "none or default or max-autotune"),
+        ({"compile": "fast"}, "none or default or tuned or max-autotune"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], reason: str) -> None:
