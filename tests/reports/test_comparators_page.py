@@ -8,7 +8,8 @@ import pytest
 
 from kvbench.errors import ResultError
 from kvbench.reports.collect import collect
-from kvbench.reports.comparators_page import SWEEPS, ComparatorData, comparator_data, find, main, page, verdict
+from kvbench.reports.comparators_data import ComparatorData, comparator_data, find
+from kvbench.reports.comparators_page import SWEEPS, main, page, verdict
 from kvbench.reports.comparison import compare
 from kvbench.results import Measurement, Result, read_result, write_result
 from kvbench.statistics import Interval
