@@ -83,6 +83,10 @@ class Latency(Task):
     def run(self, session: "Session") -> TaskResult:
         from kvbench.decode_timing import read_rate
 
+        if session.path == "peer":
+            raise ConfigurationError(
+                f"task.latency times kvbench's own cache; quantizer={session.quantizer.name} brings another. Leave it out."
+            )
         if session.device.type == "cuda":
             read_rate(session)  # measured while there is memory
         cells = [(context, batch) for batch in self.batches for context in self.contexts]

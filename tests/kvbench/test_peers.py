@@ -20,6 +20,7 @@ from kvbench.peers import HQQ, QuantizedCachePeer, Quanto
 from kvbench.registry import load_registry
 from kvbench.run import run
 from kvbench.sweep import register_sweep_plugins
+from kvbench.tasks.latency import Latency
 from kvbench.tasks.logit_error import LogitError
 
 from .tiny_models import tiny_model, tokens
@@ -135,6 +136,13 @@ def test_options_of_kvbenchs_cache_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"cache.{option}=.* is not for quantizer=.*, which brings its own"):
         session(peer(), **{option: value}).new_cache()
+
+
+def test_latency_of_another_librarys_cache_is_refused(peer: Callable[..., QuantizedCachePeer]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"task.latency times kvbench's own cache; quantizer=\w+ brings another"
+    ):
+        Latency().run(session(peer()))
 
 
 @pytest.mark.parametrize(
