@@ -85,7 +85,8 @@ class Latency(Task):
 
         if session.path == "peer":
             raise ConfigurationError(
-                f"task.latency times kvbench's own cache; quantizer={session.quantizer.name} brings another. Leave it out."
+                f"task.latency times kvbench's own cache; quantizer={session.quantizer.name} brings another. "
+                "Leave it out."
             )
         if session.device.type == "cuda":
             read_rate(session)  # measured while there is memory
