@@ -35,12 +35,21 @@ test-transformers: $(VENV)/.installed-dev
 		tests/kvbench/test_calibrate.py tests/kvbench/test_conf_models.py tests/kvbench/test_models.py \
 		tests/kvbench/test_packed_equals_simulation.py tests/kvbench/test_peers.py
 
+# A small one to try: make gallery GALLERY=/tmp/gallery GALLERY_RUNS=/tmp/gallery-runs GALLERY_BITS=3 ARGS=model=random
+GALLERY := docs/gallery
 GALLERY_RUNS := outputs/gallery
+GALLERY_BITS := 2,3,4
+KERNEL_RESULTS := benchmarks/results/h200-2026-11-30.json
 gallery: $(VENV)/.installed
 	rm -rf $(GALLERY_RUNS)
-	$(BIN)/kvbench -m quantizer=tqmse,blockgtq,cblockgtq quantizer.k_bits=2,3,4 'quantizer.v_bits=$${quantizer.k_bits}' \
-		task=[logit_error,perplexity,fidelity] task.logit_error.tokens=1024 hydra.sweep.dir=$(GALLERY_RUNS)
-	$(BIN)/kvbench report $(GALLERY_RUNS) --out docs/gallery/smollm2 --format html,md,csv
+	$(BIN)/kvbench -m quantizer=tqmse,blockgtq,cblockgtq quantizer.k_bits=$(GALLERY_BITS) \
+		'quantizer.v_bits=$${quantizer.k_bits}' task=[logit_error,perplexity,fidelity] task.logit_error.tokens=1024 \
+		$(ARGS) hydra.sweep.dir=$(GALLERY_RUNS)
+	$(BIN)/kvbench report $(GALLERY_RUNS) --out $(GALLERY)/smollm2 --format html,md,csv
+	$(BIN)/kvbench report $(GALLERY_RUNS) --out $(GALLERY)/figures/smollm2 --format svg
+	$(BIN)/python -m kvbench.reports.kernel_page $(KERNEL_RESULTS) --out $(GALLERY)/kernels.html
+	if find benchmarks/results -name result.json | grep -q .; then \
+		$(BIN)/kvbench report benchmarks/results --out $(GALLERY)/gpu --format html,md,csv; fi
 
 COMPARATOR_RUNS := outputs/comparators
 comparators: $(VENV)/.installed-dev

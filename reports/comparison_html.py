@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import kvbench
 from kvbench.reports.comparison import Comparison
-from kvbench.reports.comparison_script import script_source, scripts
+from kvbench.reports.comparison_script import scripts
 from kvbench.reports.comparison_sections import parts_of
-from kvbench.reports.escaping import NAME_LIMIT, html_name, html_text
-from kvbench.reports.html import SECURITY_POLICY, section_html, section_links
+from kvbench.reports.escaping import NAME_LIMIT, html_name
+from kvbench.reports.html import Page, document
 from kvbench.reports.rendering import render_parts
 from kvbench.reports.scores import counted
 from kvbench.reports.section import ReportSection
-from kvbench.reports.stylesheet import STYLESHEET
 
 MOST_SETTINGS = 3  # named in the heading
 
@@ -26,29 +25,14 @@ def render_comparison_html(comparison: Comparison, plugins: Sequence[type[Report
     named = list(dict.fromkeys(setting.title for setting in comparison.settings))
     settings = ", ".join(html_name(title, NAME_LIMIT) for title in named[:MOST_SETTINGS])
     settings += f" and {len(named) - MOST_SETTINGS} more" if len(named) > MOST_SETTINGS else ""
-    policy = f"{SECURITY_POLICY}; script-src {script_source()}"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{html_text(policy)}">
-<meta name="generator" content="kvbench {html_text(kvbench.__version__)}">
-<title>KV-cache quantizers compared – kvbench</title>
-<style>{STYLESHEET}</style>
-</head>
-<body class="wide no-script">
-<a class="skip" href="#content">Skip to the content</a>
-<header>
-<h1>KV-cache quantizers compared</h1>
-<p class="context">{settings}. Latest run
-<time datetime="{latest.isoformat()}">{latest.isoformat(sep=" ", timespec="minutes")}</time></p>
-</header>
-<nav aria-label="Sections"><ul>{section_links(rendered)}</ul></nav>
-<main id="content" tabindex="-1">
-{"".join(map(section_html, rendered))}</main>
-<footer><p>kvbench {html_text(kvbench.__version__)}, {counted(len(comparison.runs), "run")}</p></footer>
-{"".join(f"<script>{text}</script>" for text in scripts())}
-</body>
-</html>
-"""
+    page = Page(
+        title="KV-cache quantizers compared",
+        heading="KV-cache quantizers compared",
+        context=f"{settings}. Latest run\n"
+        f'<time datetime="{latest.isoformat()}">{latest.isoformat(sep=" ", timespec="minutes")}</time>',
+        footer=counted(len(comparison.runs), "run"),
+        kvbench=kvbench.__version__,
+        body_class="wide no-script",
+        scripts=scripts(),
+    )
+    return document(page, rendered)

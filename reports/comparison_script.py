@@ -6,8 +6,6 @@ with an interpreter, so the page's policy allows these very texts by their SHA-2
 ``[data-row]`` is whatever belongs to a row of the first table; a datum of a figure names its row in ``row``.
 """
 
-import base64
-import hashlib
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -163,9 +161,3 @@ def vega() -> str:
 def scripts() -> list[str]:
     """The page's scripts, in order."""
     return [vega(), SCRIPT]
-
-
-def script_source() -> str:
-    """The policy's ``script-src`` that allows :func:`scripts`."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts())
-    return " ".join(f"'sha256-{digest}'" for digest in digests)

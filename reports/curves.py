@@ -155,7 +155,7 @@ def _against_context(curves: Sequence[Curve], field: str, title: str, unit: str,
     y = {"field": "value", "type": "quantitative", "title": unit, **logarithmic_axis(bottom / 1.25, top * 1.6)}
     caption = f"{title}. Both axes logarithmic."
     caption += " Bars: 5th to 95th percentile." if any("low" in value for value in values) else ""
-    caption += " Fine dots: the least time in which the device can read weights and cache once." if floors else ""
+    caption += " Fine dots: the bytes that a step must read, at the bandwidth of the memory." if floors else ""
     caption += " Crosses at the top: out of memory." if lost else ""
     return _figure(curves, names, title, caption, y, layers)
 

@@ -44,6 +44,7 @@ def _configuration(font: str) -> Spec:
             "labelLimit": 320,
             "title": None,
             "orient": "top",
+            "columnPadding": 28,  # a reader's font may be wider than the one that the picture was laid out with
             "direction": "horizontal",
             "symbolStrokeWidth": 2,
             "aria": False,

@@ -45,6 +45,11 @@ def render_parts(
     return _rendered(track(named, "rendering sections"), form)
 
 
+def render_bodies(named: Iterable[tuple[str, str, Callable[[], str]]]) -> list[Rendered]:
+    """Sections given as ``(name, title, HTML body)``, in order."""
+    return _rendered(named, "html")
+
+
 def _heading(section: type[ReportSection]) -> tuple[str, str]:
     name = str(getattr(section, "name", section.__name__))
     return name, str(getattr(section, "title", name))

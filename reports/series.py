@@ -20,7 +20,7 @@ SHAPES = ("circle", "square", TRIANGLE, DIAMOND, "cross")
 REFERENCE_DASH, REFERENCE_SHAPE = [1, 4], "circle"
 LONGEST_NAME = 48
 LETTER = 7.2  # mean width of a letter of a legend
-SYMBOL = 38.0  # width of a legend's symbol and the gaps around it
+SYMBOL = 50.0  # width of a legend's symbol and the gaps around it
 
 PARAMETERS: list[Spec] = [{"name": "hidden", "value": []}, {"name": "marked", "value": ""}]
 """``hidden``: rows that the page's filters hide. ``marked``: the row that the reader points at. Set by the script."""

@@ -77,8 +77,7 @@ figcaption { overflow-wrap: anywhere; }
 .controls output { color: var(--muted); min-height: 2.25rem; display: flex; align-items: center; }
 .wide header, .wide nav, .wide main, .wide footer { max-width: 88rem; }
 @media screen and (min-width: 76rem) {
-  .wide :is(#section-pareto, #section-layers, #section-needles, #section-latency) { display: grid;
-    grid-template-columns: 1fr 1fr; column-gap: 2rem; }
+  .wide section:has(> figure ~ figure) { display: grid; grid-template-columns: 1fr 1fr; column-gap: 2rem; }
   .wide section > :not(figure) { grid-column: 1 / -1; min-width: 0; }
   .wide section > figure { min-width: 0; }
 }

@@ -95,7 +95,7 @@ def test_latency_gives_the_speed_up_at_the_same_context(page: ParsedPage) -> Non
 def test_latency_names_the_attention_that_fp16_is_and_the_floor(page: ParsedPage) -> None:
     row = latency_row(page, "fp16", 1024)
     assert (row["attention"], row["floor, ms"]) == ("torch-flash", f"{0.1 + 1024 * 16 * 3e-7:.4f}")
-    assert "the least time in which the device can read weights and cache once" in page.text
+    assert "the bytes that a step must read, at the bandwidth of the memory" in page.text
 
 
 def test_an_attention_that_was_slower_is_in_the_table_only(page: ParsedPage) -> None:
