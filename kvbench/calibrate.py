@@ -20,6 +20,7 @@ from kvbench.capture import CAPTURE_VERSION, QKV, check_geometry, output_metrics
 from kvbench.corpora import Corpus, token_windows
 from kvbench.errors import NonFiniteError
 from kvbench.geometry import LayerGeometry
+from kvbench.progress import track
 from kvbench.rope import layer_rotary
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def accumulate(loaded: "LoadedModel", windows: Tensor) -> tuple[LayerCalibration
         for name, tensor in qkv._asdict().items():
             layers[layer][name].add(tensor)
 
-    for batch in windows.split(max(1, FORWARD_TOKENS // windows.shape[1])):
+    for batch in track(windows.split(max(1, FORWARD_TOKENS // windows.shape[1])), "calibrating"):
         stream_qkv(loaded.model, batch, consume)
     return tuple(
         LayerCalibration(layer["q"].statistics(), layer["k"].statistics(), layer["v"].statistics()) for layer in layers

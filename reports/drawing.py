@@ -46,7 +46,7 @@ def _configuration(font: str) -> Spec:
             "orient": "top",
             "columnPadding": 28,  # a reader's font may be wider than the one that the picture was laid out with
             "direction": "horizontal",
-            "symbolStrokeWidth": 2,
+            "symbolStrokeWidth": 0,
             "aria": False,
         },
         "header": {"labelColor": muted, "labelFontSize": 13, "labelLimit": 260, "title": None},
