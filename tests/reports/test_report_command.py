@@ -44,6 +44,36 @@ def test_several_formats_make_several_files(sweep: Path, tmp_path: Path, capsys:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.csv", "c.html", "c.md"]
 
 
+def test_every_figure_becomes_a_file_of_each_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(run("blockgtq", 3), tmp_path / "run")
+    code, _, err = report(capsys, tmp_path / "run", "--out", tmp_path / "fig", "--format", "svg,png,pdf")
+    assert code == 0
+    assert f"wrote {tmp_path / 'fig'}-*.png" in err
+    starts = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+    for form, start in starts.items():
+        files = {path.name.removesuffix(f".{form}"): path.read_bytes() for path in tmp_path.glob(f"fig-*.{form}")}
+        assert {
+            "fig-pareto-1",
+            "fig-compression-1",
+            "fig-layers-1",
+            "fig-allocation-1",
+            "fig-energy-1",
+            "fig-needles-1",
+            "fig-latency-1",
+        } <= files.keys()
+        assert all(content.startswith(start) for content in files.values())
+
+
+def test_long_reports_show_progress_on_a_terminal(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    _, out, err = report(capsys, sweep, "--out", tmp_path / "c.md")
+    assert out == ""
+    assert "reading runs" in err
+    assert "rendering sections" in err
+
+
 def test_csv_holds_every_row_with_numbers_a_notebook_reads(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = report(capsys, sweep, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
