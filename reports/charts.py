@@ -95,11 +95,15 @@ def error_by_layer(
 
 
 def logarithmic_axis(low: float, high: float) -> Spec:
-    """``scale`` and ``axis`` of an encoding: lines and labels at 1, 2 and 5 times powers of ten, or at these alone."""
+    """``scale`` and ``axis`` of an encoding, with the fewest round values that are at least four, where that can be."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if len(exponents) <= 4 else (1,)
-    ticks = [float(f"{step}e{exponent}") for exponent in exponents for step in steps]
-    axis = {"values": [tick for tick in ticks if low <= tick <= high], "format": "~g", "labelOverlap": True}
+    ticks: list[float] = []
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = [float(f"{step}e{exponent}") for exponent in exponents for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) >= 4:
+            break
+    axis = {"values": ticks, "format": ",~g", "labelOverlap": True}
     return {"scale": {"type": "log", "domain": [low, high], "nice": False}, "axis": axis}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.reports.charts import logarithmic_axis
 from kvbench.reports.collect import collect
 from kvbench.reports.comparison import Comparison, compare
 from kvbench.reports.comparison_figures import FIGURES
@@ -83,6 +84,19 @@ def test_painting_replaces_colours_wherever_they_stand_and_nothing_else() -> Non
     spec = {"range": [colour("ink"), "other"], "axis": {"labelColor": colour("rule"), "title": "var(--ink"}}
     expected = {"range": [LIGHT["ink"], "other"], "axis": {"labelColor": LIGHT["rule"], "title": "var(--ink"}}
     assert painted(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.08, 300, [0.1, 1, 10, 100]),
+        (0.3, 12, [0.5, 1, 2, 5, 10]),
+        (4000, 9000, [4000, 5000, 6000, 8000]),
+        (1e-7, 3e-7, [1e-7, 1.5e-7, 2e-7, 3e-7]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_values_whatever_it_spans(low: float, high: float, ticks: list[float]) -> None:
+    assert logarithmic_axis(low, high)["axis"]["values"] == ticks
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
