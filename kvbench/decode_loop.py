@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.attention import cache_argument, packed_attention
 from kvbench.decode_step import Span, Step, StepCache, StepStorage, current
 from kvbench.errors import ConfigurationError, EngagementError
+from kvbench.output_folding import Folding, fold_outputs
 from kvbench.packed_cache import PackedCache, PackedLayer
 
 Hook = Callable[[], object]
@@ -91,12 +92,14 @@ def decode_loop(
     sampling: Sampling | None = None,
     graph: bool = True,
     compile: str = "none",
+    fold: bool = False,
 ) -> "DeviceLoop | HostLoop":
     """A loop that continues ``cache``, filled with prompts, from ``tokens [batch]``, which are chosen but not yet read.
 
     On the device alone where the cache permits it (:func:`obstacle`), otherwise by the model's ordinary forward passes.
     ``graph`` captures a step in a CUDA graph where there is a CUDA device; ``compile`` is a key of :data:`COMPILE`.
-    Raises ConfigurationError for another one.
+    ``fold`` folds rotations of packed values into the model's output projections, where a step has them
+    (:mod:`kvbench.output_folding`). Raises ConfigurationError for another one.
     """
     if compile not in COMPILE:
         raise ConfigurationError(f"compile={compile} is not known: choose {', '.join(COMPILE)}.")
@@ -105,13 +108,13 @@ def decode_loop(
     sampling = sampling or Sampling()
     if (why := obstacle(cache)) is not None:
         return HostLoop(model, cache, tokens, sampling, why)
-    return DeviceLoop(model, cache, tokens, sampling, graph and tokens.is_cuda, compile)
+    return DeviceLoop(model, cache, tokens, sampling, graph and tokens.is_cuda, compile, fold)
 
 
 class HostLoop:
     """Steps by the model's ordinary forward pass over the packed cache; ``why`` says why not on the device alone."""
 
-    graph, compile = False, "none"
+    graph, compile, folded = False, "none", False
 
     def __init__(self, model: Any, cache: PackedCache, tokens: Tensor, sampling: Sampling, why: str) -> None:
         self.model, self.cache, self.sampling, self.why = model, cache, sampling, why
@@ -151,7 +154,7 @@ class DeviceLoop:
     why = None
 
     def __init__(
-        self, model: Any, cache: PackedCache, tokens: Tensor, sampling: Sampling, graph: bool, compile: str
+        self, model: Any, cache: PackedCache, tokens: Tensor, sampling: Sampling, graph: bool, compile: str, fold: bool
     ) -> None:
         self.model, self.cache, self.sampling, self.graph, self.compile = model, cache, sampling, graph, compile
         first = cache.packed_layers[0]
@@ -160,7 +163,9 @@ class DeviceLoop:
         slots = torch.full((batch,), first.tokens, dtype=torch.int32, device=device)
         span = Span(first.starts.to(torch.int32), slots, slots + 1)
         storages = [cast(StepStorage, layer.storage) for layer in cache.packed_layers]
-        self.position = Step(storages, span, cache.options.exact_prefill)
+        exact = cache.options.exact_prefill
+        self._folding = fold_outputs(model, storages) if fold and not exact else Folding(storages, ())
+        self.position = Step(self._folding.storages, span, exact)
         self._positions = (first.tokens - first.starts)[:, None].clone()
         self._output = torch.zeros(batch, OUTPUT, dtype=torch.long, device=device)
         self._column = torch.zeros(1, dtype=torch.long, device=device)
@@ -188,6 +193,11 @@ class DeviceLoop:
             self._account(count)
         return torch.cat(chosen, 1)
 
+    @property
+    def folded(self) -> bool:
+        """Whether any output projection has values' rotation folded in."""
+        return bool(self._folding.projections)
+
     def prepare(self) -> None:
         """Compile and capture what :meth:`run` replays, unless that is done."""
         if self._replay is None:
@@ -207,7 +217,7 @@ class DeviceLoop:
 
     def forward(self, step: Step) -> Tensor:
         """The model's pass over the current tokens with the storages of ``step``: logits ``[batch, vocabulary]``."""
-        with packed_attention(self.model), torch.no_grad(), current(step):
+        with packed_attention(self.model), torch.no_grad(), current(step), self._folding.weights():
             return self._forward(self.tokens[:, None], self._positions, self._cache)
 
     def _captured(self) -> Callable[[], None]:

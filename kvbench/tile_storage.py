@@ -1,5 +1,6 @@
 """Storage of one layer in tile pages: written and read by Triton kernels, keys and values in one buffer."""
 
+from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +28,8 @@ class TileKernels:
     def __init__(self, layout: TileLayout, device: torch.device) -> None:
         self.layout = layout
         self.encode, self.attend = TileEncoder(layout, device), TileAttention(layout, device)
+        self.attend_rotated = copy(self.attend)  # with the same tables
+        self.attend_rotated.rotate_output = False
         self.prefill = TilePrefill(layout, device)
         self.key_codec = cast(RotatedCodebookCodec, layout.key_format.codec(device))
         self.value_codec = cast(RotatedCodebookCodec, layout.value_format.codec(device))

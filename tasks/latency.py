@@ -52,6 +52,9 @@ class Latency(Task):
         default_factory=lambda: ["auto"],
         metadata={"help": "decode attention of unquantized caches on a GPU; auto: the fastest; several: compared"},
     )
+    fold: bool = field(
+        default=True, metadata={"help": "fold rotations of packed values into the model's output projections"}
+    )
     temperature: float = field(default=0.0, metadata={"help": "0: greedy; above: sampled on the device"})
     decompose: bool = field(default=False, metadata={"help": "time attention, appending and the rest apart, on a GPU"})
     seed: int = field(default=0, metadata={"help": "seed of the prompts' tokens"})
@@ -141,6 +144,7 @@ def _blank_row(task: Latency, session: "Session", context: int, batch: int) -> d
         "bounded": False,
         "fill": task.fill,
         "graph": False,
+        "folded": False,
         "compile": task.compile,
         "compile_s": None,
         "prefill_s": None,
@@ -186,6 +190,7 @@ def _rows(task: Latency, session: "Session", context: int, batch: int) -> Iterat
                 "attention": named or cache.packed_layers[0].backend,
                 "bounded": named is not None and not named.startswith(("triton", "torch-math")),
                 "graph": loop.graph,
+                "folded": loop.folded,
                 "compile": loop.compile,
                 "compile_s": compile_s,
                 "decode_ms_median": median,
@@ -231,7 +236,7 @@ def _loop(task: Latency, session: "Session", cache: "PackedCache", following: "T
     from kvbench.decode_loop import DeviceLoop, Sampling, decode_loop
 
     sampling = Sampling(temperature=task.temperature)
-    loop = decode_loop(session.loaded.model, cache, following, sampling, task.graph, task.compile)
+    loop = decode_loop(session.loaded.model, cache, following, sampling, task.graph, task.compile, task.fold)
     if isinstance(loop, DeviceLoop):
         loop.prepare()
     _wait(session)

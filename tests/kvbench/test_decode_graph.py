@@ -97,6 +97,15 @@ def test_on_a_real_model_a_graph_chooses_the_tokens_of_uncaptured_steps(
     assert torch.equal(loop_of(of, graph=True).run(256), loop_of(of, capacity=512, graph=False).run(256))
 
 
+def test_folded_outputs_are_captured_too_and_the_weights_come_back(loaded: LoadedModel) -> None:
+    of = session(loaded, TQMSE(norm_bits=8))
+    before = loaded.model.model.layers[0].self_attn.o_proj.weight.clone()
+    captured, uncaptured = loop_of(of, fold=True), loop_of(of, capacity=512, graph=False, fold=True)
+    assert captured.folded
+    assert torch.equal(captured.run(256), uncaptured.run(256))
+    assert torch.equal(loaded.model.model.layers[0].self_attn.o_proj.weight, before)
+
+
 def test_a_compiled_step_is_captured_too(loaded: LoadedModel) -> None:
     of = session(loaded, TQMSE(norm_bits=8))
     plain, compiled = loop_of(of).run(16), loop_of(of, compile="default").run(16)
