@@ -140,6 +140,11 @@ reveal();
 """
 
 
+NOTICE = """/* Vega, Vega-Lite, Vega-Embed: Copyright University of Washington Interactive Data Lab and contributors.
+BSD 3-Clause License: github.com/vega/vega/blob/main/LICENSE */
+"""
+
+
 @cache
 def vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that sets ``vegaEmbed``, from vl-convert's own copy.
@@ -160,4 +165,4 @@ def vega() -> str:
 
 def scripts() -> list[str]:
     """The page's scripts, in order."""
-    return [vega(), SCRIPT]
+    return [NOTICE + vega(), SCRIPT]
