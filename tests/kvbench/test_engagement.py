@@ -8,7 +8,8 @@ from transformers.cache_utils import DynamicLayer
 
 from kvbench.attention import cache_argument
 from kvbench.cache_options import CacheOptions
-from kvbench.errors import EngagementError, NonFiniteError
+from kvbench.errors import ConfigurationError, EngagementError, NonFiniteError
+from kvbench.job import check_backend
 from kvbench.kernels.formats import Dense
 from kvbench.packed_cache import PackedCache, PackedLayer
 from kvbench.plane_storage import PlaneStorage
@@ -147,3 +148,9 @@ def test_the_unused_cache_argument_is_what_this_transformers_calls_it() -> None:
     with of.engage() as cache:
         model(tokens(1, 5), use_cache=True, **{cache_argument(model): cache})
         assert cache.get_seq_length() == 5
+
+
+def test_a_backend_that_is_none_is_refused_with_those_there_are() -> None:
+    assert check_backend("triton") == "triton"
+    with pytest.raises(ConfigurationError, match="backend=cuda is not available: choose auto, reference, triton"):
+        check_backend("cuda")
