@@ -171,14 +171,6 @@ def equal_bytes_table(data: Evidence, metric: str) -> Table:
     )
 
 
-def equal_bytes_wins(data: Evidence, metric: str) -> dict[float, str]:
-    """Which family has the lowest score within each budget."""
-    return {
-        budget: min(rows, key=lambda family, rows=rows: rows[family].metrics[metric])  # type: ignore[misc]
-        for budget, rows in equal_bytes(data, metric).items()
-    }
-
-
 SETTINGS = ((2, 2), (2, 3), (3, 3), (4, 4))
 
 
