@@ -41,10 +41,15 @@ def measure(
         raise ValueError("nothing to measure: give at least one call")
     if torch.device(device).type != "cuda":
         return _measure_cpu(calls, samples, warm_up)
-    rounds = max(1, math.ceil(LAUNCHES / len(calls)))
     with torch.cuda.device(device):
-        replay = _captured(calls, rounds, warm_up) if graph else _eager(calls, rounds, warm_up)
-        return [_timed(replay) / (rounds * len(calls)) for _ in range(samples)]
+        replay, count = replayed(calls, warm_up) if graph else _eager(calls, warm_up)
+        return [_timed(replay) / count for _ in range(samples)]
+
+
+def replayed(calls: Sequence[Call], warm_up: int = 3) -> tuple[Call, int]:
+    """The calls captured in a CUDA graph, in rounds until there are :data:`LAUNCHES`: what replays it, and how many."""
+    rounds = _rounds(calls)
+    return _captured(calls, rounds, warm_up), rounds * len(calls)
 
 
 def _measure_cpu(calls: Sequence[Call], samples: int, warm_up: int) -> list[float]:
@@ -78,9 +83,14 @@ def _captured(calls: Sequence[Call], rounds: int, warm_up: int) -> Call:
     return graph.replay
 
 
-def _eager(calls: Sequence[Call], rounds: int, warm_up: int) -> Call:
+def _eager(calls: Sequence[Call], warm_up: int) -> tuple[Call, int]:
+    rounds = _rounds(calls)
     _run(calls, warm_up)
-    return lambda: _run(calls, rounds)
+    return lambda: _run(calls, rounds), rounds * len(calls)
+
+
+def _rounds(calls: Sequence[Call]) -> int:
+    return max(1, math.ceil(LAUNCHES / len(calls)))
 
 
 def _timed(work: Call) -> float:

@@ -1,7 +1,7 @@
 """Kernel benchmarks: packed decode attention against the best fp16 attention of the same process.
 
-``python -m kvbench.bench kernels --out DIR`` writes ``DIR/kernels.json``; ``python -m kvbench.bench table --from FILE``
-prints such a file as Markdown. Everything is timed by
+``kvbench bench kernels --out DIR`` writes ``DIR/kernels.json``; ``kvbench bench table --from FILE`` prints such a file
+as Markdown. Everything is timed by
 :func:`kvbench.kernels.measure.measure`: CUDA graph replays over rotated buffers larger than the L2 cache. The packed
 time includes rotating and quantizing the query, the merge and the output's inverse rotation; ``folded`` leaves the last
 of these out, for a model whose output projection has it folded in.
@@ -14,7 +14,6 @@ import json
 import platform
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor
 
 import kvbench
 from kvbench.bench_prefill import check_prefill_accuracy, prefill_peak, time_prefill_attention
-from kvbench.errors import ConfigurationError, KvbenchError
+from kvbench.errors import ConfigurationError
 from kvbench.kernels import fp16_attention
 from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.measure import copies, copy_bandwidth, measure, read_bandwidth
@@ -370,9 +369,9 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of this module."""
-    parser = argparse.ArgumentParser(prog="python -m kvbench.bench", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """``kvbench bench``. Raises ConfigurationError where there is no CUDA device."""
+    parser = argparse.ArgumentParser(prog="kvbench bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     table = commands.add_parser("table", help="print a result file as Markdown")
     table.add_argument("--from", dest="source", type=Path, required=True)
@@ -386,19 +385,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "table":
         print(markdown(json.loads(options.source.read_text())))
         return 0
-    try:
-        run_bench(
-            options.out,
-            contexts=options.contexts,
-            batches=options.batches,
-            geometries=options.geometries,
-            allocations=options.allocations,
-        )
-    except KvbenchError as error:
-        print(f"kvbench: {error}", file=sys.stderr)
-        return 2
+    run_bench(
+        options.out,
+        contexts=options.contexts,
+        batches=options.batches,
+        geometries=options.geometries,
+        allocations=options.allocations,
+    )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -37,6 +37,13 @@ def report(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def bench(arguments: Sequence[str]) -> int:
+    """The kernels against the best fp16 attention, on a GPU."""
+    from kvbench.bench import main
+
+    return main(arguments)
+
+
 def new_plugin(arguments: Sequence[str]) -> int:
     """The beginnings of a plugin."""
     from kvbench.new_plugin import main
@@ -49,6 +56,7 @@ SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "new-plugin": new_plugin,
     "doctor": doctor,
     "report": report,
+    "bench": bench,
 }
 
 

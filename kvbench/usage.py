@@ -23,6 +23,7 @@ Usage
   kvbench report DIR... [--out FILE]  compare everything that was run, as a table or as HTML, Markdown, CSV, Parquet
   kvbench plugins                     what is installed, and what failed to load
   kvbench new-plugin NAME             the beginnings of a plugin: a distribution that works as it is
+  kvbench bench kernels --out DIR     the packed kernels against the best fp16 attention, on a GPU
   kvbench doctor                      versions, devices, the attention baseline, the default model
 
 Examples

@@ -1,4 +1,4 @@
-"""A page of what ``python -m kvbench.bench kernels`` measured: one layer's decode attention against the best fp16.
+"""A page of what ``kvbench bench kernels`` measured: one layer's decode attention against the best fp16.
 
 python -m kvbench.reports.kernel_page benchmarks/results/h200-2026-11-30.json --out docs/gallery/kernels.html
 """
@@ -34,7 +34,7 @@ Data = dict[str, Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; the exit code is 2 where the file is not one of kernel results."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.reports.kernel_page", description=__doc__)
-    parser.add_argument("results", type=Path, help="a file that 'python -m kvbench.bench kernels' wrote")
+    parser.add_argument("results", type=Path, help="a file that 'kvbench bench kernels' wrote")
     parser.add_argument("--out", type=Path, required=True, help="the page")
     given = parser.parse_args(arguments)
     try:
@@ -54,7 +54,7 @@ def read_kernels(path: Path) -> Data:
     if not isinstance(data, dict) or not data.get("decode") or data.get("schema_version") != SCHEMA_VERSION:
         raise ResultError(
             f"{path} holds no kernel results of schema {SCHEMA_VERSION}. "
-            "Give a file that 'python -m kvbench.bench kernels --out DIR' wrote."
+            "Give a file that 'kvbench bench kernels --out DIR' wrote."
         )
     return data
 
@@ -159,7 +159,7 @@ def _environment_html(data: Data, source: str) -> str:
     facts |= {f"ceiling, {name}": number(value) for name, value in data["ceilings"].items()}
     lines = [[str(name), str(value)] for name, value in facts.items()]
     table = Table("What the kernels ran on.", (Column("fact", numeric=False), Column("value", numeric=False)), lines)
-    return f'<pre class="wrap" tabindex="0">python -m kvbench.bench kernels --out DIR</pre>{table.html()}'
+    return f'<pre class="wrap" tabindex="0">kvbench bench kernels --out DIR</pre>{table.html()}'
 
 
 if __name__ == "__main__":
