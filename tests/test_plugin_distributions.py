@@ -76,7 +76,9 @@ def scaffold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_example_is_listed_with_its_distribution(example: Path) -> None:
     listing = kvbench_command(example, "plugins")
-    assert re.search(r"^hadamard +kvbench-plugin-hadamard +0\.1\.0 +Random Hadamard", listing, re.MULTILINE)
+    assert re.search(
+        r"^hadamard +kvbench-plugin-hadamard +0\.1\.0 +\w+ +reference +enabled +Random Hadamard", listing, re.MULTILINE
+    )
     assert re.search(r"^hadamard-bits +kvbench-plugin-hadamard", listing, re.MULTILINE)
     assert "broken" not in listing
 
