@@ -202,9 +202,11 @@ class TileAttention:
 
     def _dependent(self, blocks: int) -> int:
         """When the merge of so many blocks' work may start: see :mod:`kvbench.kernels.tile_kernels`."""
+        from kvbench.kernels.tile_pages import EARLY, LATE
+
         if self.device.type != "cuda":
             return 0
-        return 1 if blocks <= 2 * self._multiprocessors() else 2
+        return int((EARLY if blocks <= 2 * self._multiprocessors() else LATE).value)
 
     def _multiprocessors(self) -> int:
         return torch.cuda.get_device_properties(self.device).multi_processor_count
