@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import Fp16Norm, Group
+from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tiles import (
     DIM,
     SLABS,
@@ -51,7 +52,7 @@ def _words(levels: list[int]) -> list[int]:
     return np.resize(octets, max(4, len(octets))).view(np.int32).tolist()
 
 
-def _norm_code(group: Group) -> tuple[float, float, float]:
+def norm_code(group: Group) -> tuple[float, float, float]:
     """A norm code as ``unit * 2^(low + step * (1 + code / CODE_UNIT))`` (log) or ``unit * float16`` (low, step unused).
 
     ``low`` and ``step`` are float32 numbers; what rounding takes off ``low``, ``unit`` makes good.
@@ -59,9 +60,10 @@ def _norm_code(group: Group) -> tuple[float, float, float]:
     if isinstance(group.norm, Fp16Norm):
         return group.norm.scale, 0.0, 0.0
     step = float(np.float32(group.norm.step * CODE_UNIT))
-    exact = -255 * group.norm.step - step  # the largest norm is the unit
+    largest = (2**group.norm.bits - 1) * group.norm.step  # the largest norm is the unit
+    exact = -largest - step
     low = float(np.float32(exact))
-    return 2.0 ** (group.norm.low + 255 * group.norm.step + exact - low), low, step
+    return 2.0 ** (group.norm.low + largest + exact - low), low, step
 
 
 def _stored_levels(tile: HeadTile) -> list[list[int]]:
@@ -89,12 +91,12 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
             words = _words(levels[8:] if book.bits == 4 else levels)
             at = k.KEY_TABLES + table_column[book.bits]
             ints[head, at : at + len(words)] = words
-            unit, floats[head, k.KEY_LOW + run], floats[head, k.KEY_STEP + run] = _norm_code(group)
+            unit, floats[head, k.KEY_LOW + run], floats[head, k.KEY_STEP + run] = norm_code(group)
             floats[head, k.KEY_SCALE + run], floats[head, k.KEY_OFFSET + run] = scale * unit, offset
         levels, scale, _ = byte_levels(value.codebooks[0])
         words = _words(levels[8:] if value.codebooks[0].bits == 4 else levels)
         ints[head, k.VALUE_TABLE : k.VALUE_TABLE + len(words)] = words
-        unit, floats[head, k.VALUE_LOW], floats[head, k.VALUE_STEP] = _norm_code(value.groups[0])
+        unit, floats[head, k.VALUE_LOW], floats[head, k.VALUE_STEP] = norm_code(value.groups[0])
         value_scale[head] = unit * scale
     pairs = list(zip(layout.key, layout.value, strict=True))
     tensor = lambda array, dtype: torch.as_tensor(np.array(array)).to(device, dtype)  # noqa: E731
@@ -112,6 +114,17 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
 def _padded(group: int) -> int:
     """Query heads a KV head as the kernels pad them: 4, 8 or 16."""
     return max(4, 1 << (group - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """A token that attention stores before it reads: ``keys, values [batch, 1, kv_heads, 128]`` into ``slots [batch]``
+    (int32, on the device) as ``encoder`` does."""
+
+    encoder: TileEncoder
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
 
 
 class TileAttention:
@@ -146,14 +159,17 @@ class TileAttention:
         stops: Tensor,
         scaling: float,
         extra: Partial | None = None,
+        new: "NewToken | None" = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend ``q [batch, q_heads, 128]`` to tokens ``starts[b] <= t < stops[b]`` (int32, on the device).
 
         ``pages [batch, pages, page_bytes]`` uint8. ``extra``: the same queries' attention over other tokens, ``out
-        [batch, q_heads, 128]`` and natural ``lse [batch, q_heads]`` float32, to be merged in. Returns ``out`` in q's
-        dtype and ``lse`` float32; both are those of no token (0, minus infinity) where there is none.
+        [batch, q_heads, 128]`` and natural ``lse [batch, q_heads]`` float32, to be merged in. ``new``: a token that is
+        stored first, by the launch that rotates the query. Returns ``out`` in q's dtype and ``lse`` float32; both are
+        those of no token (0, minus infinity) where there is none.
         """
         from kvbench.kernels import tile_kernels as k
+        from kvbench.kernels.tile_step_kernels import append_and_rotate
 
         batch, q_heads, dim = q.shape
         kv_heads, t = self.layout.kv_heads, self.tables
@@ -165,12 +181,15 @@ class TileAttention:
         q = q if q.stride(-1) == 1 else q.contiguous()
         rows, heads = batch * kv_heads, _padded(group)
         splits = self.splits_for(batch, pages.shape[1])
-        new = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
-        query = new((rows, heads, dim), torch.float32)
-        partial, partial_lse = new((rows, heads, splits, 128), torch.float16), new((rows, heads, splits), torch.float32)
-        out, lse = new((batch, q_heads, dim), q.dtype), new((batch, q_heads), torch.float32)
+        empty = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
+        query = empty((rows, heads, dim), torch.float32)
+        partial, partial_lse = (
+            empty((rows, heads, splits, 128), torch.float16),
+            empty((rows, heads, splits), torch.float32),
+        )
+        out, lse = empty((batch, q_heads, dim), q.dtype), empty((batch, q_heads), torch.float32)
         others = (out, lse) if extra is None else (extra.out, extra.lse)
-        turned = (new(out.shape, torch.float32), torch.empty_like(lse)) if self.rotate_output else (out, lse)
+        turned = (empty(out.shape, torch.float32), torch.empty_like(lse)) if self.rotate_output else (out, lse)
         variant = self.variant(group)
         sizes = (kv_heads, self.layout.page_bytes, pages.stride(0))
         cuda = self.device.type == "cuda"
@@ -178,10 +197,13 @@ class TileAttention:
         few = rows * group * 4 <= FEW
         block = 1 if few else MAX_GROUP
         blocks = -(-group // block)
-        k.rotate_query[(rows, blocks, 4)](
-            q, t.key_rotation, query, group, q.stride(0), q.stride(1), kv_heads,
-            HEADS=heads, BLOCK=block, DEPENDENT=cuda, num_warps=4,
-        )  # fmt: skip
+        turning = (q, t.key_rotation, query, group, q.stride(0), q.stride(1))
+        how = {"HEADS": heads, "BLOCK": block, "DEPENDENT": cuda, "num_warps": 4}
+        if new is None:
+            k.rotate_query[(rows, blocks, 4)](*turning, kv_heads, **how)
+        else:
+            inputs, constants = new.encoder.arguments(new.keys, new.values, pages, new.slots)
+            append_and_rotate[((2 + blocks * 4) * kv_heads, batch)](*inputs, *turning, **constants, **how)
         k.attend[(splits, rows)](
             query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial,
             partial_lse, *sizes, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,22 +112,28 @@ class TileEncoder:
         """
         from kvbench.kernels import tile_encode_kernels as k
 
-        layout = self.layout
         batch, tokens = keys.shape[:2]
-        for x in (keys, values):
-            if x.shape != (batch, tokens, layout.kv_heads, DIM):
-                raise ValueError(f"expected [batch, tokens, {layout.kv_heads}, {DIM}], not {list(x.shape)}")
-        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
-        inputs = (keys, values, *self._tables.all(), pages, firsts, self.flag)
-        sizes = (layout.kv_heads, layout.page_bytes, pages.stride(0), keys.stride()[:3], values.stride()[:3])
-        heads = 2 * layout.kv_heads
+        arguments, constants = self.arguments(keys, values, pages, firsts)
+        heads = 2 * self.layout.kv_heads
         if tokens == 1:
-            k.append[(heads, batch)](*inputs, *sizes, **self.variant, **APPEND)
+            k.append[(heads, batch)](*arguments, **constants, **APPEND)
             return
         count = -(-tokens // PAGE) + 1  # tokens may straddle one page more than they fill
         share = self._share(count * heads * batch)
         grid = (-(-count // share), heads, batch)
-        k.prefill[grid](*inputs, tokens, share, *sizes, **self.variant, **PREFILL)
+        k.prefill[grid](tokens, share, *arguments, **constants, **PREFILL)
+
+    def arguments(
+        self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor
+    ) -> tuple[tuple[Any, ...], dict[str, int]]:
+        """What a launch that stores these tokens is given: arguments, and constants that are compiled in."""
+        layout = self.layout
+        for x in (keys, values):
+            if x.shape != (*keys.shape[:2], layout.kv_heads, DIM):
+                raise ValueError(f"expected [batch, tokens, {layout.kv_heads}, {DIM}], not {list(x.shape)}")
+        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+        sizes = (layout.kv_heads, layout.page_bytes, pages.stride(0), keys.stride()[:3], values.stride()[:3])
+        return (keys, values, *self._tables.all(), pages, firsts, self.flag, *sizes), self.variant
 
     @cached_property
     def variant(self) -> dict[str, int]:

@@ -336,6 +336,8 @@ def _rotated_page(source, stride, page, bounds, high, low):
 
 @triton.jit
 def prefill(
+    tokens,
+    share,
     keys,
     values,
     rotations,
@@ -348,8 +350,6 @@ def prefill(
     pages,
     firsts,
     flag,
-    tokens,
-    share,
     kv_heads,
     page_bytes,
     batch_stride,
@@ -398,24 +398,11 @@ def prefill(
 
 
 @triton.jit
-def append(
-    keys,
-    values,
-    rotations,
-    backs,
-    thresholds,
-    entries,
-    shares,
-    norms,
-    offsets,
-    pages,
-    firsts,
-    flag,
-    kv_heads,
-    page_bytes,
-    batch_stride,
-    key_strides,
-    value_strides,
+def append_token(
+    head,
+    sequence,
+    io,
+    sizes,
     KEY_WORDS: tl.constexpr,
     VALUE_WORDS: tl.constexpr,
     RUNS: tl.constexpr,
@@ -423,11 +410,9 @@ def append(
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
 ):
-    """Grid (2 * kv_heads, batch): one head's key or value of one token, into slot ``firsts[b]``.
-
-    Arguments as in :func:`prefill`. There is one vector and so no matrix product: sums are taken in float32.
-    """
-    head, sequence = tl.program_id(0), tl.program_id(1)
+    """What a block of :func:`append` does; ``io`` and ``sizes`` are its arguments from ``keys`` and ``kv_heads``."""
+    keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag = io
+    kv_heads, page_bytes, batch_stride, key_strides, value_strides = sizes
     WIDE: tl.constexpr = ANY_WIDE or VALUE_WORDS == 4
     n = tl.arange(0, 128)
     slab = n >> 5
@@ -512,3 +497,47 @@ def _store_value_words(target, pattern, slot, shares, old, WORDS: tl.constexpr, 
     for word in tl.static_range(WORDS):
         mask = _part(taken, shares[word])
         tl.store(target + word * 512, (old[word] & ~mask) | _part(nibbles, shares[word]))
+
+
+@triton.jit
+def append(
+    keys,
+    values,
+    rotations,
+    backs,
+    thresholds,
+    entries,
+    shares,
+    norms,
+    offsets,
+    pages,
+    firsts,
+    flag,
+    kv_heads,
+    page_bytes,
+    batch_stride,
+    key_strides,
+    value_strides,
+    KEY_WORDS: tl.constexpr,
+    VALUE_WORDS: tl.constexpr,
+    RUNS: tl.constexpr,
+    KEY_LOG: tl.constexpr,
+    VALUE_LOG: tl.constexpr,
+    ANY_WIDE: tl.constexpr,
+):
+    """Grid (2 * kv_heads, batch): one head's key or value of one token, into slot ``firsts[b]``.
+
+    Arguments as in :func:`prefill`. There is one vector and so no matrix product: sums are taken in float32.
+    """
+    append_token(
+        tl.program_id(0),
+        tl.program_id(1),
+        (keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag),
+        (kv_heads, page_bytes, batch_stride, key_strides, value_strides),
+        KEY_WORDS,
+        VALUE_WORDS,
+        RUNS,
+        KEY_LOG,
+        VALUE_LOG,
+        ANY_WIDE,
+    )

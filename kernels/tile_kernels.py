@@ -45,6 +45,22 @@ def _rotated(x, turn, AXIS: tl.constexpr):
 
 
 @triton.jit
+def rotate_heads(row, first, quarter, io, kv_heads, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """What a block of :func:`rotate_query` does with query heads ``first .. first + BLOCK``; ``io``: its arguments from
+    ``q`` on."""
+    q, rotation, query, group, q_batch_stride, q_head_stride = io
+    sequence, head = row // kv_heads, row % kv_heads
+    g = first + tl.arange(0, BLOCK)
+    d, c = tl.arange(0, 128), quarter * 32 + tl.arange(0, 32)
+    turn = tl.load(rotation + head * 16384 + c[:, None] * 128 + d[None, :])
+    mine = (g < group)[:, None]
+    source = q + sequence.to(tl.int64) * q_batch_stride + (head * group + g[:, None]) * q_head_stride
+    x = tl.load(source + d[None, :], mask=mine & (d >= 0)[None, :], other=0.0).to(tl.float32)
+    target = query + (row * HEADS + g[:, None]).to(tl.int64) * 128
+    tl.store(target + c[None, :], _rotated(x, turn, 1), mask=mine & (c >= 0)[None, :])
+
+
+@triton.jit
 def rotate_query(
     q,
     rotation,
@@ -64,16 +80,8 @@ def rotate_query(
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
-    row, quarter = tl.program_id(0), tl.program_id(2)
-    sequence, head = row // kv_heads, row % kv_heads
-    g = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    d, c = tl.arange(0, 128), quarter * 32 + tl.arange(0, 32)
-    turn = tl.load(rotation + head * 16384 + c[:, None] * 128 + d[None, :])
-    mine = (g < group)[:, None]
-    source = q + sequence.to(tl.int64) * q_batch_stride + (head * group + g[:, None]) * q_head_stride
-    x = tl.load(source + d[None, :], mask=mine & (d >= 0)[None, :], other=0.0).to(tl.float32)
-    target = query + (row * HEADS + g[:, None]).to(tl.int64) * 128
-    tl.store(target + c[None, :], _rotated(x, turn, 1), mask=mine & (c >= 0)[None, :])
+    io = (q, rotation, query, group, q_batch_stride, q_head_stride)
+    rotate_heads(tl.program_id(0), tl.program_id(1) * BLOCK, tl.program_id(2), io, kv_heads, HEADS, BLOCK)
 
 
 @triton.jit

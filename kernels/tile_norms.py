@@ -3,7 +3,7 @@
 """Norms of a page's tokens, in Triton: loading them, and bringing them to the rows of the matrix product.
 
 A log code comes out of its word as ``x = 1 + code / CODE_UNIT``, and the norm is ``2^(low + step x)``: ``low`` and
-``step`` here are of ``x`` and not of the code (see :func:`kvbench.kernels.tile_attention._norm_code`).
+``step`` here are of ``x`` and not of the code (see :func:`kvbench.kernels.tile_attention.norm_code`).
 """
 
 import triton

@@ -38,8 +38,8 @@ class FoldedTiles:
     def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
         if exact:
             raise ValueError("a token read exactly is not rotated: its output cannot be folded")
-        self.append(key, value, at)
-        return self.tiles.kernels.attend_rotated(query, self.tiles.pages, at.starts, at.stops, scaling)[0]
+        new = self.tiles.new_token(key, value, at)
+        return self.tiles.kernels.attend_rotated(query, self.tiles.pages, at.starts, at.stops, scaling, new=new)[0]
 
 
 @dataclass(frozen=True)

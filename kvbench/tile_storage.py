@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.decode_step import Span, own_token
 from kvbench.kernels.attention import Partial, attend_dense, attend_packed, merge
 from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
-from kvbench.kernels.tile_attention import TileAttention
+from kvbench.kernels.tile_attention import NewToken, TileAttention
 from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tile_prefill import TilePrefill
 from kvbench.kernels.tiles import PAGE, TileLayout
@@ -87,9 +87,13 @@ class TileStorage:
         self.kernels.encode(key[:, None], value[:, None], self.pages, at.slots)
 
     def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
-        self.append(key, value, at)
         own = own_token(query, key, value, scaling) if exact else None
-        return self.kernels.attend(query, self.pages, at.starts, at.slots if exact else at.stops, scaling, own)[0]
+        stops, new = at.slots if exact else at.stops, self.new_token(key, value, at)
+        return self.kernels.attend(query, self.pages, at.starts, stops, scaling, own, new)[0]
+
+    def new_token(self, key: Tensor, value: Tensor, at: Span) -> NewToken:
+        """A step's token, for attention to store."""
+        return NewToken(self.kernels.encode, key[:, None], value[:, None], at.slots)
 
     def attend(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None

@@ -23,7 +23,8 @@ import triton.language as tl
 from kvbench.kernels import tile_codes
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.formats import Fp16Norm, Group, HaarRotation, HeadFormat, RotatedCodebook, Segment
-from kvbench.kernels.tile_attention import TileAttention, reference_attention
+from kvbench.kernels.tile_attention import NewToken, TileAttention, reference_attention
+from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tile_operands import split_bytes
 from kvbench.kernels.tiles import SHARES, TileLayout, UnsupportedLayout, pack_codes, unpack_codes
 from kvbench.quantizers.codebooks import codebook
@@ -189,6 +190,25 @@ def test_tokens_attended_elsewhere_are_merged_in() -> None:
     extra = Partial(*attention(q, pages, bound(0), bound(50), 0.1))
     whole = attention(q, pages, bound(50), bound(200), 0.1, extra)
     assert_close(whole, reference_attention(q, layout, pages, bound(0), bound(200), 0.1))
+
+
+@pytest.mark.parametrize("group", [1, 7])
+def test_a_token_stored_on_the_way_leaves_the_pages_and_the_output_of_storing_it_first(group: int) -> None:
+    layout = layout_of([4332, 3333])
+    before = encoded(layout, [130, 70])
+    generator = torch.Generator().manual_seed(3)
+    keys, values = (torch.randn(2, 1, 2, 128, generator=generator).to(DEVICE) for _ in range(2))
+    q = torch.randn(2, 2 * group, 128, generator=generator).to(DEVICE)
+    starts, slots = (torch.tensor(at, dtype=torch.int32, device=DEVICE) for at in ([3, 0], [128, 66]))
+    encoder, attention = TileEncoder(layout, DEVICE), TileAttention(layout, DEVICE, splits=2)
+    apart, together = before.clone(), before.clone()
+    encoder(keys, values, apart, slots)
+    expected = attention(q, apart, starts, slots + 1, 128**-0.5)
+    new = NewToken(encoder, keys, values, slots)
+    found = attention(q, together, starts, slots + 1, 128**-0.5, new=new)
+    assert not torch.equal(before, apart)
+    assert torch.equal(apart, together)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 @gpu
