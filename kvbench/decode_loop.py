@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.attention import cache_argument, packed_attention
 from kvbench.decode_step import Span, Step, StepCache, StepStorage, current
 from kvbench.errors import ConfigurationError, EngagementError
+from kvbench.merged_projections import Merging, merge_projections
 from kvbench.output_folding import Folding, fold_outputs
 from kvbench.packed_cache import PackedCache, PackedLayer
 
@@ -93,13 +94,15 @@ def decode_loop(
     graph: bool = True,
     compile: str = "none",
     fold: bool = False,
+    merge: bool = False,
 ) -> "DeviceLoop | HostLoop":
     """A loop that continues ``cache``, filled with prompts, from ``tokens [batch]``, which are chosen but not yet read.
 
     On the device alone where the cache permits it (:func:`obstacle`), otherwise by the model's ordinary forward passes.
     ``graph`` captures a step in a CUDA graph where there is a CUDA device; ``compile`` is a key of :data:`COMPILE`.
     ``fold`` folds rotations of packed values into the model's output projections, where a step has them
-    (:mod:`kvbench.output_folding`). Raises ConfigurationError for another one.
+    (:mod:`kvbench.output_folding`); ``merge`` reads projections of one input as one
+    (:mod:`kvbench.merged_projections`). Raises ConfigurationError for another ``compile``.
     """
     if compile not in COMPILE:
         raise ConfigurationError(f"compile={compile} is not known: choose {', '.join(COMPILE)}.")
@@ -108,13 +111,13 @@ def decode_loop(
     sampling = sampling or Sampling()
     if (why := obstacle(cache)) is not None:
         return HostLoop(model, cache, tokens, sampling, why)
-    return DeviceLoop(model, cache, tokens, sampling, graph and tokens.is_cuda, compile, fold)
+    return DeviceLoop(model, cache, tokens, sampling, graph and tokens.is_cuda, compile, fold, merge)
 
 
 class HostLoop:
     """Steps by the model's ordinary forward pass over the packed cache; ``why`` says why not on the device alone."""
 
-    graph, compile, folded = False, "none", False
+    graph, compile, folded, merged = False, "none", False, False
 
     def __init__(self, model: Any, cache: PackedCache, tokens: Tensor, sampling: Sampling, why: str) -> None:
         self.model, self.cache, self.sampling, self.why = model, cache, sampling, why
@@ -154,7 +157,15 @@ class DeviceLoop:
     why = None
 
     def __init__(
-        self, model: Any, cache: PackedCache, tokens: Tensor, sampling: Sampling, graph: bool, compile: str, fold: bool
+        self,
+        model: Any,
+        cache: PackedCache,
+        tokens: Tensor,
+        sampling: Sampling,
+        graph: bool,
+        compile: str,
+        fold: bool,
+        merge: bool,
     ) -> None:
         self.model, self.cache, self.sampling, self.graph, self.compile = model, cache, sampling, graph, compile
         first = cache.packed_layers[0]
@@ -165,11 +176,12 @@ class DeviceLoop:
         storages = [cast(StepStorage, layer.storage) for layer in cache.packed_layers]
         exact = cache.options.exact_prefill
         self._folding = fold_outputs(model, storages) if fold and not exact else Folding(storages, ())
+        self._merging = merge_projections(model) if merge else Merging()
         self.position = Step(self._folding.storages, span, exact)
         self._positions = (first.tokens - first.starts)[:, None].clone()
         self._output = torch.zeros(batch, OUTPUT, dtype=torch.long, device=device)
         self._column = torch.zeros(1, dtype=torch.long, device=device)
-        self._forward, self._cache = _compiled(model, len(cache.layers), compile)
+        self._forward, self._cache = _compiled(model, len(cache.layers), compile, self.merged)
         self._replay: Callable[[], None] | None = None
 
     def run(self, steps: int, before_step: Hook = nothing, after_steps: Hook = nothing) -> Tensor:
@@ -198,6 +210,11 @@ class DeviceLoop:
         """Whether any output projection has values' rotation folded in."""
         return bool(self._folding.projections)
 
+    @property
+    def merged(self) -> bool:
+        """Whether any projections are read as one."""
+        return bool(self._merging.replaced)
+
     def prepare(self) -> None:
         """Compile and capture what :meth:`run` replays, unless that is done."""
         if self._replay is None:
@@ -217,7 +234,13 @@ class DeviceLoop:
 
     def forward(self, step: Step) -> Tensor:
         """The model's pass over the current tokens with the storages of ``step``: logits ``[batch, vocabulary]``."""
-        with packed_attention(self.model), torch.no_grad(), current(step), self._folding.weights():
+        with (
+            packed_attention(self.model),
+            torch.no_grad(),
+            current(step),
+            self._folding.weights(),
+            self._merging.projections(),
+        ):
             return self._forward(self.tokens[:, None], self._positions, self._cache)
 
     def _captured(self) -> Callable[[], None]:
@@ -268,14 +291,14 @@ def model_step(model: Any) -> ModelStep:
     return step
 
 
-def _compiled(model: Any, layers: int, compile: str) -> tuple[ModelStep, StepCache]:
-    """The model's step, compiled as asked, and the cache to give it.
+def _compiled(model: Any, layers: int, compile: str, merged: bool) -> tuple[ModelStep, StepCache]:
+    """The model's step, compiled as asked with projections merged or not, and the cache to give it.
 
     Both are kept with the model: compiling takes long, and another cache would be compiled for again.
     """
-    kept: dict[str, tuple[ModelStep, StepCache]] = model.__dict__.setdefault("_kvbench_steps", {})
-    if compile not in kept:
+    kept: dict[tuple[str, bool], tuple[ModelStep, StepCache]] = model.__dict__.setdefault("_kvbench_steps", {})
+    if (compile, merged) not in kept:
         step, options = model_step(model), COMPILE[compile]
         compiled = step if options is None else torch.compile(step, fullgraph=True, dynamic=False, options=options)
-        kept[compile] = compiled, StepCache(layers)
-    return kept[compile]
+        kept[compile, merged] = compiled, StepCache(layers)
+    return kept[compile, merged]

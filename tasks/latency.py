@@ -55,6 +55,9 @@ class Latency(Task):
     fold: bool = field(
         default=True, metadata={"help": "fold rotations of packed values into the model's output projections"}
     )
+    merge: bool = field(
+        default=True, metadata={"help": "read q, k, v and the MLP's gate, up as one product each, for every method"}
+    )
     temperature: float = field(default=0.0, metadata={"help": "0: greedy; above: sampled on the device"})
     decompose: bool = field(default=False, metadata={"help": "time attention, appending and the rest apart, on a GPU"})
     seed: int = field(default=0, metadata={"help": "seed of the prompts' tokens"})
@@ -145,6 +148,7 @@ def _blank_row(task: Latency, session: "Session", context: int, batch: int) -> d
         "fill": task.fill,
         "graph": False,
         "folded": False,
+        "merged": False,
         "compile": task.compile,
         "compile_s": None,
         "prefill_s": None,
@@ -191,6 +195,7 @@ def _rows(task: Latency, session: "Session", context: int, batch: int) -> Iterat
                 "bounded": named is not None and not named.startswith(("triton", "torch-math")),
                 "graph": loop.graph,
                 "folded": loop.folded,
+                "merged": loop.merged,
                 "compile": loop.compile,
                 "compile_s": compile_s,
                 "decode_ms_median": median,
@@ -236,7 +241,8 @@ def _loop(task: Latency, session: "Session", cache: "PackedCache", following: "T
     from kvbench.decode_loop import DeviceLoop, Sampling, decode_loop
 
     sampling = Sampling(temperature=task.temperature)
-    loop = decode_loop(session.loaded.model, cache, following, sampling, task.graph, task.compile, task.fold)
+    model = session.loaded.model
+    loop = decode_loop(model, cache, following, sampling, task.graph, task.compile, task.fold, task.merge)
     if isinstance(loop, DeviceLoop):
         loop.prepare()
     _wait(session)

@@ -58,6 +58,15 @@ def test_steps_on_the_device_choose_the_tokens_that_generate_chooses(geometry: s
     assert torch.equal(torch.cat([first, loop.run(12)], 1), expected)
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_a_step_with_merged_projections_gives_the_logits_of_a_plain_one(geometry: str) -> None:
+    plain, merged = (device_loop(session(geometry), prompts(), merge=merge) for merge in (False, True))
+    assert (plain.merged, merged.merged) == (False, True)
+    expected = plain.forward(plain.position)
+    assert (merged.forward(merged.position) - expected).norm() < 1e-5 * expected.norm()
+    assert torch.equal(plain.run(12), merged.run(12))
+
+
 def test_a_loop_goes_on_where_it_stopped_and_grows_its_cache() -> None:
     whole = device_loop(session("three"), prompts(), capacity=64).run(30)
     loop = device_loop(session("three"), prompts(), capacity=20)
@@ -113,15 +122,17 @@ def test_steps_that_did_not_run_are_told() -> None:
         loop.run(2)
 
 
-def test_the_models_whole_step_traces_as_one_graph() -> None:
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_models_whole_step_traces_as_one_graph(merge: bool) -> None:
     of = session("biases (qwen2)")
-    loop = device_loop(of, prompts())
+    loop = device_loop(of, prompts(), merge=merge)
     compiled = torch.compile(model_step(of.loaded.model), fullgraph=True, backend="eager", dynamic=False)
     arguments = (loop.tokens[:, None], loop._positions)
     with packed_attention(of.loaded.model), torch.no_grad(), current(loop.position):
         expected = model_step(of.loaded.model)(*arguments, StepCache(2))
-        found = compiled(*arguments, StepCache(2))
-    assert torch.allclose(found, expected, atol=1e-5)
+        with loop._merging.projections():
+            found = [compiled(*arguments, StepCache(2)) for _ in range(2)]
+    assert all(torch.allclose(each, expected, atol=1e-5) for each in found)
 
 
 def test_an_unknown_way_to_compile_is_refused_with_the_known_ones() -> None:
