@@ -8,24 +8,25 @@ from typing import Literal
 import torch
 
 from kvbench.errors import ConfigurationError
+from kvbench.kernels.bit_planes import MAX_DIM, MAX_GROUPS, BitPlaneLayout
 from kvbench.kernels.formats import RotatedCodebook, TensorFormat
-from kvbench.kernels.row_attention import MAX_DIM, MAX_GROUP
+from kvbench.kernels.tile_attention import MAX_GROUP
 from kvbench.kernels.tiles import TileLayout, UnsupportedLayout
 
-Kind = Literal["tiles", "rows", "reference"]
+Kind = Literal["tiles", "bit_planes", "reference"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What serves one layer: ``tiles`` (fast Triton pages), ``rows`` (general Triton) or ``reference`` (torch).
+    """What serves one layer: ``tiles`` (fastest), ``bit_planes`` (any widths) or ``reference`` (torch).
 
     ``backend`` is what results report, ``"triton"`` or ``"reference"``; ``why`` is one clause for a person.
-    ``layout`` is the pages' layout where ``kind`` is ``tiles``.
+    ``layout`` is the layout of the pages that the first two have.
     """
 
     kind: Kind
     why: str
-    layout: TileLayout | None = None
+    layout: TileLayout | BitPlaneLayout | None = None
 
     @property
     def backend(self) -> str:
@@ -65,6 +66,9 @@ def _obstacle(key: TensorFormat, value: TensorFormat, device: torch.device, grou
             return f"the {name} format '{format.kind}' has no Triton kernel"
         if format.centre:
             return f"the {name} format has a centre, which Triton kernels do not add yet"
+        norms = max(len(head.groups) for head in format.heads)
+        if norms > MAX_GROUPS:
+            return f"the {name} format has {norms} norms a head, past {MAX_GROUPS}"
     if key.head_dim > MAX_DIM:
         return f"head_dim {key.head_dim} is past {MAX_DIM}"
     if group > MAX_GROUP:
@@ -84,4 +88,4 @@ def _triton(key: RotatedCodebook, value: RotatedCodebook) -> Choice:
     try:
         return Choice("tiles", "fits the tile layout", TileLayout(key, value))
     except UnsupportedLayout as reason:
-        return Choice("rows", f"the general kernel: {reason}")
+        return Choice("bit_planes", f"the general kernel: {reason}", BitPlaneLayout(key, value))

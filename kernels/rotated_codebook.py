@@ -71,6 +71,12 @@ class Fp16NormCoder:
     def decode(self, stored: Tensor) -> Tensor:
         return stored.float() * self._scale
 
+    def pack(self, codes: Tensor) -> Tensor:
+        return codes
+
+    def unpack(self, stored: Tensor) -> Tensor:
+        return stored
+
 
 class LogNormCoder:
     """Stores norms ``[n, groups]`` as packed codes ``[n, bytes]``, steps of each group's logarithmic scale."""
@@ -86,11 +92,17 @@ class LogNormCoder:
 
     def encode(self, norms: Tensor) -> Tensor:
         steps = torch.round((torch.log2(norms) - self._low) / self._step).clamp(1, self._largest)
-        return self._layout.pack(torch.where(norms > 0, steps, 0).to(self.dtype))
+        return self.pack(torch.where(norms > 0, steps, 0).to(self.dtype))
 
     def decode(self, stored: Tensor) -> Tensor:
-        codes = self._layout.unpack(stored)
+        codes = self.unpack(stored)
         return torch.where(codes > 0, torch.exp2(self._low + self._step * codes), 0.0)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        return self._layout.pack(codes)
+
+    def unpack(self, stored: Tensor) -> Tensor:
+        return self._layout.unpack(stored)
 
 
 def norm_coder(groups: list[Group], device: torch.device) -> Fp16NormCoder | LogNormCoder:
@@ -186,6 +198,19 @@ class RotatedCodebookCodec(Codec):
         corrected = norms / self._group_norms(self._values(codes))
         encoded = (self.layout.pack(codes), self._norms.encode(corrected), *flags)
         return tuple(part.reshape(*lead, part.shape[-1]) for part in encoded), norms
+
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """The type of a norm as stored: float16, or uint8 for a log code."""
+        return self._norms.dtype
+
+    def unpack_norms(self, stored: Tensor) -> Tensor:
+        """The plane of norms ``[..., width]`` as an element a norm ``[..., norms]``, log codes unpacked."""
+        return self._norms.unpack(stored)
+
+    def pack_norms(self, norms: Tensor) -> Tensor:
+        """The inverse of :meth:`unpack_norms`."""
+        return self._norms.pack(norms)
 
     @property
     def constant_bytes(self) -> int:

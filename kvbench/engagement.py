@@ -1,5 +1,6 @@
 """Proof of engagement: what every layer of a cache really stored and read, and the refusal where it was not packed."""
 
+from kvbench.bit_plane_storage import BitPlaneStorage
 from kvbench.errors import EngagementError
 from kvbench.packed_cache import PackedCache, PackedLayer
 from kvbench.plane_storage import PlaneStorage
@@ -56,5 +57,5 @@ def _prove_layer(cache: PackedCache, index: int, layer: object, expected: int) -
 def _fallback(layer: PackedLayer) -> str | None:
     """Why a layer on a GPU has not the fastest kernels."""
     assert layer.storage is not None
-    slower = isinstance(layer.storage, PlaneStorage) and layer.device.type == "cuda"
+    slower = isinstance(layer.storage, PlaneStorage | BitPlaneStorage) and layer.device.type == "cuda"
     return layer.storage.why if slower else None

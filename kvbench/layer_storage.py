@@ -1,6 +1,6 @@
 """Where one layer's keys and values are kept: what every storage offers, and which one a layer gets."""
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -8,8 +8,10 @@ from torch import Tensor
 from kvbench.dense_storage import DenseStorage
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.attention import Partial
+from kvbench.kernels.bit_planes import BitPlaneLayout
 from kvbench.kernels.dispatch import choose
-from kvbench.kernels.formats import Dense, RotatedCodebook
+from kvbench.kernels.formats import Dense
+from kvbench.kernels.tiles import TileLayout
 from kvbench.plane_storage import PlaneStorage
 from kvbench.plugin_codec import layer_codec
 from kvbench.visibility import Visibility
@@ -96,15 +98,14 @@ def new_storage(layer: "PackedLayer", batch: int, capacity: int, keys: Tensor, v
         choice = choose(layer.key_format, layer.value_format, device, layer.group, backend)
     except ConfigurationError as error:
         raise ConfigurationError(f"layer {layer.index}: {error}") from error
-    if choice.layout is not None:
+    if isinstance(choice.layout, TileLayout):
         from kvbench.tile_storage import TileStorage
 
         return TileStorage(choice.layout, batch, capacity, device, choice.why)
-    if choice.kind == "rows":
-        from kvbench.row_storage import RowStorage
+    if isinstance(choice.layout, BitPlaneLayout):
+        from kvbench.bit_plane_storage import BitPlaneStorage
 
-        key_format, value_format = cast(RotatedCodebook, layer.key_format), cast(RotatedCodebook, layer.value_format)
-        return RowStorage(key_format, value_format, batch, capacity, keys, choice.why)
+        return BitPlaneStorage(choice.layout, batch, capacity, device, choice.why)
     key = layer_codec(layer.key_format, device, layer.index, "keys")
     value = layer_codec(layer.value_format, device, layer.index, "values")
     return PlaneStorage(key, value, batch, capacity, keys, values, choice.why)

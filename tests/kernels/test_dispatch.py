@@ -13,10 +13,18 @@ pytest.importorskip("triton")
 
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.dispatch import choose
-from kvbench.kernels.formats import Dense
+from kvbench.kernels.formats import Dense, Group, HaarRotation, HeadFormat, RotatedCodebook, Segment
+from kvbench.quantizers.codebooks import codebook
 
 ALIGNED, MIXED = tensor_format([[4, 3, 3, 2]]), tensor_format([[5, 3, 3, 1]])
 VALUE = tensor_format([[3] * 4], seed=9)
+
+
+def pairs(count: int) -> HeadFormat:
+    """A head of ``count`` groups of two dims."""
+    return HeadFormat(
+        tuple(Group((i, i + count), HaarRotation(2, i), (Segment(2, codebook(2, 3)),)) for i in range(count))
+    )
 
 
 def test_a_cpu_gets_the_reference_and_is_told_why() -> None:
@@ -33,7 +41,7 @@ def test_a_cuda_device_gets_tiles_where_the_widths_allow() -> None:
 
 def test_a_cuda_device_gets_the_general_kernel_for_any_other_allocation() -> None:
     choice = choose(MIXED, VALUE, "cuda", group=4)
-    assert (choice.kind, choice.backend) == ("rows", "triton")
+    assert (choice.kind, choice.backend) == ("bit_planes", "triton")
     assert "5331" in choice.why
 
 
@@ -51,6 +59,7 @@ def test_triton_can_be_forced_onto_the_interpreter() -> None:
         (Dense(1, 128), 4, "dense"),
         (ALIGNED, 17, "17 query heads"),
         (tensor_format([[3] * 4], unit=128), 4, "head_dim 512"),
+        (RotatedCodebook((pairs(17),)), 4, "17 norms a head"),
     ],
 )
 def test_forcing_triton_where_it_cannot_serve_says_why(key, group: int, reason: str) -> None:

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from kvbench.attention import packed_attention
+from kvbench.bit_plane_storage import BitPlaneStorage
 from kvbench.decode_loop import DeviceLoop, HostLoop, Sampling, decode_loop, model_step
 from kvbench.decode_step import StepCache, current
 from kvbench.dense_storage import DenseStorage
 from kvbench.errors import ConfigurationError, EngagementError
 from kvbench.packed_cache import PackedCache
 from kvbench.quantizers.blockgtq import BlockGTQ
-from kvbench.row_storage import RowStorage
 from kvbench.session import Session
 
 from .tiny_models import session, tokens
@@ -94,14 +94,14 @@ def test_a_quantized_cache_on_a_cpu_steps_through_the_host_and_says_why() -> Non
 
 
 @pytest.mark.parametrize("prefill", ["quantized", "exact"])
-def test_steps_over_rows_choose_the_tokens_of_the_reference(prefill: str) -> None:
+def test_steps_over_bit_planes_choose_the_tokens_of_the_reference(prefill: str) -> None:
     """Codes at head_dim 64, which tiles do not hold, read by the general kernel; prefill in generate's own chunks."""
     pytest.importorskip("triton")
     of, few = session("three", BlockGTQ(), prefill=prefill, prefill_chunk=4), [tokens(3, seed=3), tokens(5, seed=5)]
     expected = torch.stack(of.generate(few, 4))
     of.backend = "triton"
     cache, following = filled(of, few)
-    assert isinstance(cache.packed_layers[0].storage, RowStorage)
+    assert isinstance(cache.packed_layers[0].storage, BitPlaneStorage)
     loop = decode_loop(of.loaded.model, cache, following)
     assert isinstance(loop, DeviceLoop)
     assert torch.equal(torch.cat([following[:, None], loop.run(3)], 1), expected)

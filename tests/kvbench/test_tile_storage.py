@@ -9,12 +9,12 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from kvbench.attention import kvbench_attention
+from kvbench.bit_plane_storage import BitPlaneStorage
 from kvbench.cache_options import CacheOptions
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.packed_cache import PackedLayer
 from kvbench.quantizers.codebooks import codebook
-from kvbench.row_storage import RowStorage
 from kvbench.tile_storage import TileStorage
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,7 +88,7 @@ def test_recent_windows_and_sinks_over_pages_are_the_references() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"exact_prefill": True, "n_sink": 1}], ids=str)
 def test_formats_that_tiles_cannot_hold_are_read_by_the_general_kernel(options: dict[str, object]) -> None:
-    assert isinstance(filled("triton", bits=5).storage, RowStorage)
+    assert isinstance(filled("triton", bits=5).storage, BitPlaneStorage)
     chunks, starts = [4, 1], [2, 0]
     found, expected = (answers(backend, chunks, starts, bits=5, **options) for backend in ("triton", "reference"))
     for ours, theirs in zip(found, expected, strict=True):
