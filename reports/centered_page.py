@@ -242,14 +242,15 @@ def agreement_table(data: Evidence) -> Table:
     """Greedy continuations against the unquantized cache's, and paired with blockgtq's."""
     rows = of_texts(data, WIKITEXT)
     lines: list[list[Cell | str]] = []
-    for bits in (3,):
-        names = ("blockgtq", "cblockgtq")
-        other, own = (find(rows, name, needs="agreement.agreement", k_bits=bits, v_bits=bits) for name in names)
+    names = ("blockgtq", "cblockgtq")
+    for k, v in SETTINGS:
+        bits = {"k_bits": k, "v_bits": v}
+        other, own = (find(rows, name, needs="agreement.agreement", **bits) for name in names)
         for name, row in zip(names, (other, own), strict=True):
             paired = [difference(own, other, f"agreement.{metric}") for metric in ("agreement", "agreed_prefix")]
             lines.append(
                 [
-                    f"K{bits}V{bits}",
+                    f"K{k}V{v}",
                     name,
                     f"{row.metrics['agreement.agreement']:.3f}",
                     f"{row.metrics['agreement.agreed_prefix']:.1f}",
