@@ -77,18 +77,12 @@ def diagnose() -> Diagnosis:
 
 
 def attention_baseline() -> str:
-    """The fp16 attention that latency is compared with on this machine."""
+    """The fp16 attention that latency may be compared with on this machine, by name; the fastest is measured."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "torch scaled_dot_product_attention on the CPU (FlashAttention-2 needs a CUDA device)"
-    version = _version("flash-attn")
-    if version:
-        return f"flash-attn {version}"
-    # FlashAttention-2 kernels, which torch carries too, need compute capability 8.0.
-    if torch.cuda.get_device_capability() >= (8, 0) and torch.backends.cuda.is_flash_attention_available():
-        return "torch scaled_dot_product_attention, its FlashAttention-2 kernel"
-    return "torch scaled_dot_product_attention, memory-efficient kernel"
+    from kvbench.kernels.fp16_attention import available
+
+    return ", ".join(available("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _requirements() -> Iterator[Requirement]:

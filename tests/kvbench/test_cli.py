@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import kvbench
 from kvbench.cli import main
 from kvbench.command_line import flags_first
+from kvbench.kernels.fp16_attention import available
 from kvbench.results import read_result
 
 from .small_run import SMALL_RUN, command_environment
@@ -307,6 +309,7 @@ def test_doctor_reports_versions_devices_and_the_default_model(command: Command,
     assert report["kvbench"] == kvbench.__version__
     assert report["packages"]["torch"].startswith("2.")
     assert report["devices"][0].startswith("cpu")
+    assert report["attention_baseline"] == ", ".join(available("cuda" if torch.cuda.is_available() else "cpu"))
     assert report["cache_folder"] == str(tmp_path / "cache")
     assert (report["default_model"], report["default_model_there"]) == ("smollm2-135m", False)
     assert any("smollm2-135m is not there yet" in warning for warning in report["warnings"])
