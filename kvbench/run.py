@@ -160,9 +160,10 @@ def _command() -> str:
 
 
 def _finished(directory: Path, run_id: str) -> Result | None:
-    """The finished result of the same run in ``directory``, if there is one."""
+    """The result of the same run in ``directory`` if there is one with nothing left to measure, baselines included."""
     try:
         found = read_result(directory / "result.json")
     except ResultError:
         return None
-    return found if found.run_id == run_id and found.status == "ok" else None
+    statuses = {found.status, *(baseline.status for baseline in found.baselines.values())}
+    return found if found.run_id == run_id and statuses == {"ok"} else None

@@ -210,6 +210,26 @@ def test_task_that_breaks_is_a_result_and_is_tried_again(
     assert run(config, tmp_path / "out", registry).status == "ok"
 
 
+def test_baseline_that_broke_is_tried_again(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(registry, "baselines=[tqmse]")
+    measured = LogitError.run
+
+    def fail(self: LogitError, session: Session) -> TaskResult:
+        if session.quantizer.name == "tqmse":
+            raise RuntimeError("a bug in the baseline")
+        return measured(self, session)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogitError, "run", fail)
+        broken = run(config, tmp_path / "out", registry)
+    assert (broken.status, broken.baselines["tqmse"].status) == ("ok", "failed")
+    again = run(config, tmp_path / "out", registry)
+    assert again.baselines["tqmse"].status == "ok"
+    assert reused(again)["blockgtq logit_error"]
+
+
 def test_running_out_of_memory_is_a_result(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhaust(self: LogitError, session: Session) -> TaskResult:
         raise MemoryError("cannot allocate 1 TiB")
