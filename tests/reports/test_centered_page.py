@@ -17,8 +17,10 @@ from kvbench.reports.centered_page import (
     OTHER_TEXT,
     PERPLEXITY,
     QUALITY,
+    SETTINGS,
     TABLES,
     WIKITEXT,
+    agreement_table,
     difference,
     equal_bytes,
     filled,
@@ -131,6 +133,33 @@ def test_layers_are_compared_one_by_one_and_samples_pair_by_pair() -> None:
 def test_a_missing_measurement_is_named() -> None:
     with pytest.raises(ResultError, match=r"fidelity\.kl of tqmse with k_bits=7"):
         find([row("tqmse")], "tqmse", needs=KL, k_bits=7)
+
+
+def continued(name: str, k_bits: float, v_bits: float, same: float) -> Row:
+    """A row of which greedy continuations are all that was measured."""
+    return row(name, k_bits=k_bits, v_bits=v_bits).model_copy(
+        update={
+            "metrics": {"agreement.agreement": same, "agreement.agreed_prefix": 100 * same},
+            "samples": {"agreement.agreement": [same, same], "agreement.agreed_prefix": [100 * same] * 2},
+        }
+    )
+
+
+def test_continuations_are_told_at_every_setting_and_none_may_be_missing() -> None:
+    rows = [
+        continued(name, k, v, k / 10 + v / 100 + step)
+        for k, v in SETTINGS
+        for name, step in (("blockgtq", 0.0), ("cblockgtq", 0.05))
+    ]
+    lines = [line for line in agreement_table(of(*rows)).markdown().splitlines() if line.startswith("| K")]
+    assert [line.split(" | ")[:3] for line in lines] == [
+        [f"| K{k}V{v}", name, f"{k / 10 + v / 100 + step:.3f}"]
+        for k, v in SETTINGS
+        for name, step in (("blockgtq", 0.0), ("cblockgtq", 0.05))
+    ]
+    assert all("+0.0500 (+0.0500 to +0.0500)" in line for line in lines[1::2])
+    with pytest.raises(ResultError, match=r"agreement\.agreement of cblockgtq with k_bits=2, v_bits=3"):
+        agreement_table(of(*(row for row in rows if (row.quantizer, row.parameters["v_bits"]) != ("cblockgtq", 3))))
 
 
 def test_text_between_markers_is_replaced_and_nothing_else() -> None:
