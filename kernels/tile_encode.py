@@ -116,7 +116,8 @@ class TileEncoder:
         arguments, constants = self.arguments(keys, values, pages, firsts)
         heads = 2 * self.layout.kv_heads
         if tokens == 1:
-            k.append[(heads, batch)](*arguments, **constants, **APPEND)
+            on_gpu = self.device.type == "cuda"
+            k.append[(heads, batch)](*arguments, **constants, PREFETCH=on_gpu, **APPEND)
             return
         count = -(-tokens // PAGE) + 1  # tokens may straddle one page more than they fill
         share = self._share(count * heads * batch)

@@ -398,6 +398,14 @@ def prefill(
 
 
 @triton.jit
+def _prefetch(pointers):
+    """Ask for the lines of ``pointers`` to come to the L2 cache; takes no registers and waits for nothing."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def append_token(
     head,
     sequence,
@@ -409,11 +417,14 @@ def append_token(
     KEY_LOG: tl.constexpr,
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """What a block of :func:`append` does; ``io`` and ``sizes`` are its arguments from ``keys`` and ``kv_heads``."""
     keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag = io
     kv_heads, page_bytes, batch_stride, key_strides, value_strides = sizes
     WIDE: tl.constexpr = ANY_WIDE or VALUE_WORDS == 4
+    if PREFETCH:  # registers hold a part of the rotation at a time, and the parts would come one after the other
+        _prefetch(rotations + head * 32768 + tl.arange(0, 512) * 64)
     n = tl.arange(0, 128)
     slab = n >> 5
     thresholds, entries, shares, norms, offsets = _table(thresholds, entries, shares, norms, offsets, head)
@@ -524,6 +535,7 @@ def append(
     KEY_LOG: tl.constexpr,
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """Grid (2 * kv_heads, batch): one head's key or value of one token, into slot ``firsts[b]``.
 
@@ -540,4 +552,5 @@ def append(
         KEY_LOG,
         VALUE_LOG,
         ANY_WIDE,
+        PREFETCH,
     )

@@ -64,6 +64,7 @@ def append_and_rotate(
             KEY_LOG,
             VALUE_LOG,
             ANY_WIDE,
+            DEPENDENT,
         )
     else:
         block -= 2 * kv_heads
