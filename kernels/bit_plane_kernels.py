@@ -366,7 +366,7 @@ def rotate(
     turn = tl.load(matrix + at, mask=(o < OUT)[:, None] & (i < IN)[None, :], other=0.0)
     if DEPENDENT and not FIRST:
         tl.extra.cuda.gdc_wait()
-    start = source + sequence.to(tl.int64) * batch_stride + (head * group + g[:, None]) * head_stride
+    start = source + sequence.to(tl.int64) * batch_stride + (head * group + g[:, None]).to(tl.int64) * head_stride
     x = tl.load(start + i[None, :], mask=mine & (i < IN)[None, :], other=0.0).to(tl.float32)
     if BLOCK == 1:  # noqa: SIM108
         y = tl.sum(turn * x, axis=1)[None, :]

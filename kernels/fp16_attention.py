@@ -49,7 +49,8 @@ def split_kv(shape: str, q: Tensor, k: Tensor, v: Tensor, span: tuple[Tensor, Te
     """The Triton kernel of that :data:`TRITON_SHAPES` entry; shapes as of :func:`decode`, tokens' rows contiguous.
 
     ``span``: int32 ``[batch]`` first and last (exclusive) token of each sequence, read on the device, so that a graph
-    can be replayed as the cache grows. Without it all tokens are read.
+    can be replayed as the cache grows. Without it all tokens are read. A head's elements are counted in 32 bits: raises
+    ValueError from 2^31 on.
     """
     from kvbench.kernels.fp16_kernels import attend, merge
 
@@ -57,6 +58,10 @@ def split_kv(shape: str, q: Tensor, k: Tensor, v: Tensor, span: tuple[Tensor, Te
     (batch, q_heads, dim), (_, kv_heads, tokens, _) = q.shape, k.shape
     if k.stride() != v.stride() or k.stride()[2:] != (dim, 1):
         raise ValueError("k and v must have the same strides, and contiguous tokens")
+    if tokens * dim >= 2**31:
+        raise ValueError(
+            f"{tokens} tokens of head_dim {dim} are past the 2^31 elements a head that this kernel addresses"
+        )
     q = q.contiguous()
     group, rows = q_heads // kv_heads, batch * kv_heads
     splits = _splits(q.device, block, occupancy, rows, tokens)

@@ -383,13 +383,13 @@ def prefill(
     pages += sequence.to(tl.int64) * batch_stride
     bounds = (first, tokens)
     if head < kv_heads:
-        source = keys + sequence.to(tl.int64) * key_strides[0] + head * key_strides[2]
+        source = keys + sequence.to(tl.int64) * key_strides[0] + head.to(tl.int64) * key_strides[2]
         for page in range(start, stop):
             y, scale, new = _rotated_page(source, key_strides[1], page, bounds, high, low)
             at = pages + page_bytes.to(tl.int64) * page
             _encode_keys(y, scale * back, t, new, table, at, flag, KEY_WORDS, RUNS, KEY_LOG, ANY_WIDE)
     else:
-        source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads) * value_strides[2]
+        source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads).to(tl.int64) * value_strides[2]
         for page in range(start, stop):
             y, scale, new = _rotated_page(source, value_strides[1], page, bounds, high, low)
             at = pages + page_bytes.to(tl.int64) * page
@@ -435,9 +435,9 @@ def append_token(
     position = tl.load(firsts + sequence)
     code_offset, norm_offset, back = tl.load(offsets), tl.load(offsets + 1), tl.load(backs + head)
     if head < kv_heads:
-        source = keys + sequence.to(tl.int64) * key_strides[0] + head * key_strides[2]
+        source = keys + sequence.to(tl.int64) * key_strides[0] + head.to(tl.int64) * key_strides[2]
     else:
-        source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads) * value_strides[2]
+        source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads).to(tl.int64) * value_strides[2]
     x = tl.load(source + n).to(tl.float32)
     square = rotations + head * 32768 + n[:, None] * 128 + n[None, :]
     turn = tl.load(square).to(tl.float32) + tl.load(square + 16384).to(tl.float32)

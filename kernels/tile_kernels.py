@@ -54,7 +54,7 @@ def rotate_heads(row, first, quarter, io, kv_heads, HEADS: tl.constexpr, BLOCK: 
     d, c = tl.arange(0, 128), quarter * 32 + tl.arange(0, 32)
     turn = tl.load(rotation + head * 16384 + c[:, None] * 128 + d[None, :])
     mine = (g < group)[:, None]
-    source = q + sequence.to(tl.int64) * q_batch_stride + (head * group + g[:, None]) * q_head_stride
+    source = q + sequence.to(tl.int64) * q_batch_stride + (head * group + g[:, None]).to(tl.int64) * q_head_stride
     x = tl.load(source + d[None, :], mask=mine & (d >= 0)[None, :], other=0.0).to(tl.float32)
     target = query + (row * HEADS + g[:, None]).to(tl.int64) * 128
     tl.store(target + c[None, :], _rotated(x, turn, 1), mask=mine & (c >= 0)[None, :])
