@@ -11,9 +11,9 @@ definition the other is tested against. See :mod:`kvbench.kernels.bit_planes` fo
 import triton
 import triton.language as tl
 
-from kvbench.kernels.bit_planes import NARROW, SIGNED, WIDE
+from kvbench.kernels.bit_planes import DUAL, NARROW, SIGNED, WIDE
 
-_NARROW, _SIGNED, _WIDE = tl.constexpr(NARROW), tl.constexpr(SIGNED), tl.constexpr(WIDE)
+_NARROW, _SIGNED, _DUAL, _WIDE = tl.constexpr(NARROW), tl.constexpr(SIGNED), tl.constexpr(DUAL), tl.constexpr(WIDE)
 
 
 def _gather(words: list[str], name: str) -> list[str]:
@@ -36,10 +36,12 @@ def _operands(first: int, count: int) -> list[str]:
     return [f"${first + 4 * index}" for index in range(count)]
 
 
-def register_assembly(planes: int) -> str:
-    """PTX for one lane: 8 outputs (set u, half of its codes: ``2 u + half``), ``planes`` words, two table registers."""
-    operands = _operands(8, planes + 2)
-    words, (low, high) = operands[:planes], operands[planes:]
+def register_assembly(kind: int) -> str:
+    """PTX for one lane: 8 outputs (set u, half of its codes: ``2 u + half``), 3 words or 4, two table registers; for
+    DUAL another two, and which codes of each half they are for, in a byte mask each."""
+    planes = min(kind, SIGNED)
+    operands = _operands(8, planes + (6 if kind == DUAL else 2))
+    words, (low, high, *other) = operands[:planes], operands[planes:]
     lines = ["{", ".reg .b32 y, z, s, m, x0, x1, x2, x3;", *_gather(words[:3], "x")]
     for u in range(4):
         lines += [f"shr.u32 s, x{u}, {u};"] if u else ["mov.b32 s, x0;"]
@@ -48,7 +50,10 @@ def register_assembly(planes: int) -> str:
             if half:
                 lines.append(f"shf.r.wrap.b32 s, x{u}, x{u}, {u + 16};")
             lines.append(f"prmt.b32 ${at}, {low}, {high}, s;")
-            if planes == SIGNED:  # complement where the sign is set: prmt's mode 8 + i spreads the top bit of byte i
+            if kind == DUAL:
+                lines.append(f"prmt.b32 m, {other[0]}, {other[1]}, s;")
+                lines.append(f"lop3.b32 ${at}, m, ${at}, {other[2 + half]}, 0xE4;")
+            if kind != NARROW:  # complement where the sign is set: prmt's mode 8 + i spreads the top bit of byte i
                 lines += [f"shl.b32 m, {words[3]}, {at};", "prmt.b32 m, m, 0, 0xba98;", f"xor.b32 ${at}, ${at}, m;"]
     return "\n".join([*lines, "}"])
 
@@ -82,21 +87,38 @@ def memory_assembly(places: int) -> str:
 
 
 _REGISTER3, _REGISTER4 = tl.constexpr(register_assembly(NARROW)), tl.constexpr(register_assembly(SIGNED))
+_REGISTER5 = tl.constexpr(register_assembly(DUAL))
 _MEMORY8, _MEMORY0 = tl.constexpr(memory_assembly(8)), tl.constexpr(memory_assembly(0))
-_C3 = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 20))
-_C4 = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 24))
+_C3 = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 20))
+_C4 = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 24))
+_C5 = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 40))
 _CM8 = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 68 + ["l"] * 4))
 _CM0 = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 36 + ["l"] * 4))
 _BYTES8 = tl.constexpr((tl.int8,) * 8)
 _BYTES16 = tl.constexpr((tl.int8,) * 16)
 
 
+@triton.constexpr_function
+def planes_of(kind):
+    """Planes that are read of codes that are looked up so."""
+    return min(kind, SIGNED) if kind < WIDE else WIDE
+
+
 @triton.jit
 def look_up_registers(w, t, KIND: tl.constexpr):
-    """Words ``w [..., 4]`` of 3 planes, or 4, and table registers ``t`` (2) -> 8 int8 tiles of that shape."""
+    """Words ``w [..., 4]`` of 3 planes, or 4, and table registers ``t`` (2, DUAL: 6) -> 8 int8 tiles of that shape."""
     if KIND == _NARROW:
         return tl.inline_asm_elementwise(
             _REGISTER3, _C3, [w[0], w[1], w[2], t[0], t[1]], dtype=_BYTES8, is_pure=True, pack=4
+        )
+    elif KIND == _DUAL:
+        return tl.inline_asm_elementwise(
+            _REGISTER5,
+            _C5,
+            [w[0], w[1], w[2], w[3], t[0], t[1], t[2], t[3], t[4], t[5]],
+            dtype=_BYTES8,
+            is_pure=True,
+            pack=4,
         )
     else:
         return tl.inline_asm_elementwise(
@@ -154,7 +176,7 @@ def value_rows(o, FIRST: tl.constexpr, LANE_ROWS: tl.constexpr):
 def _plain_bit(word, u, n, J: tl.constexpr, KIND: tl.constexpr):
     """Bit J of code ``(u, n)`` from its plane's word, in its place of the pattern."""
     shift = (4 * n + u + J % 4) % 32
-    if (KIND == _SIGNED) and (J == 3):
+    if (KIND != _NARROW) and (KIND != _WIDE) and (J == 3):
         shift = 8 * (n % 4) + 7 - 2 * u - n // 4
     return (((word >> shift.to(tl.uint32)) & 1) << J).to(tl.int32)
 
@@ -176,7 +198,7 @@ def plain_keys(words, cells, places, table, SLAB: tl.constexpr, KIND: tl.constex
     q, n = 4 * SLAB + ((column >> 2) & 3), (column & 3) + 4 * (column >> 4)
     cell = tl.load(cells + q) + 0 * row
     pattern = tl.zeros((128, 32), tl.int32)
-    for j in tl.static_range(KIND):
+    for j in tl.static_range(planes_of(KIND)):
         word = tl.load(words + ((cell >> 8) + j) * 32 + r, mask=(cell & 255) > j, other=0)
         pattern |= _plain_bit(word, u, n, j, KIND)
     return _split_level(tl.load(table + tl.load(places + 8 * q + n) + pattern))

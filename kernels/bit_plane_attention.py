@@ -72,7 +72,7 @@ def result_rows(rows: int) -> np.ndarray:
 def _key_head(layout: BitPlaneLayout, head: int, levels: _Levels) -> dict[str, np.ndarray]:
     rows, cells = layout.rows, layout.cells[head]
     places, groups = np.zeros((4 * layout.slabs, CELL), np.int32), np.full(rows, -1, np.int32)
-    offsets, registers_of = np.zeros(rows, np.float32), np.zeros((4 * layout.slabs, 2), np.int32)
+    offsets, registers_of = np.zeros(rows, np.float32), np.zeros((4 * layout.slabs, 8), np.int32)
     order = layout.norm_order[head]
     read = head_matrices(layout.key_format.heads[head])[1]
     matrix = np.zeros((rows, layout.head_dim), np.float32)
@@ -81,15 +81,23 @@ def _key_head(layout: BitPlaneLayout, head: int, levels: _Levels) -> dict[str, n
         if n >= len(cell.members):
             continue
         member = cell.members[n]
-        kind = layout.slab_kind(at // 4)
-        signed = kind == SIGNED and member.bits == 4
+        signed = layout.signed_at(at, member)
         places[at, n] = levels.place(member.codebook, signed)
         groups[row] = order.index(member.group)
         offsets[row] = 0.5 if signed else 0.0
-        if kind != WIDE:
-            registers_of[at] = _registers(member.codebook)
         matrix[row] = read[member.index] * _unit(layout.key_format.heads[head].groups[member.group], member)
+    for at, cell in enumerate(cells):
+        if layout.slab_kind(at // 4) != WIDE:
+            registers_of[at] = _cell_registers(cell)
     return {"places": places, "groups": groups, "offsets": offsets, "registers": registers_of, "matrix": matrix}
+
+
+def _cell_registers(cell: Cell) -> np.ndarray:
+    """Registers of a cell's first codebook, of its other one, and which codes the other is for: a byte mask a half."""
+    books = list(dict.fromkeys(member.codebook for member in cell.members))
+    other = np.zeros(CELL, np.int8)
+    other[: len(cell.members)] = [-1 if member.codebook != books[0] else 0 for member in cell.members]
+    return np.array([*_registers(books[0]), *_registers(books[-1]), *other.view(np.int32).tolist(), 0, 0])
 
 
 def _value_head(layout: BitPlaneLayout, head: int, levels: _Levels) -> dict[str, np.ndarray]:
@@ -138,7 +146,7 @@ def _tables(layout: BitPlaneLayout, device: torch.device) -> _Tables:
         header[k.NORMS : k.NORMS + 2] = [len(key_groups), len(value_groups)]
         header[k.LEVEL_BYTES] = 2
         header[k.VALUE_PLANES : k.VALUE_PLANES + 8] = layout.value_planes[head] @ [1 << 16, 1]
-        cells = np.concatenate([layout.cell_planes[head] @ [256, 1], np.zeros(4 * layout.slabs, np.int64)])
+        cells = layout.cell_planes[head] @ [256, 1]
         parts = [header, cells, *(part[name] for part in (key, value) for name in ("registers", "places", "groups"))]
         ints.append(np.concatenate([part.reshape(-1) for part in parts]).astype(np.int32))
         ranges = _ranges(key_groups, layout.key_groups), _ranges(value_groups, layout.value_groups)
@@ -266,6 +274,7 @@ class BitPlaneAttention:
             "COLUMNS": self._columns(group),
             "SLABS": layout.slabs,
             "WIDE_SLABS": layout.wide,
+            "DUAL_SLABS": layout.dual,
             "SIGNED_SLABS": layout.signed,
             "VALUE_KIND": layout.value_kind,
             "KEY_GROUPS": layout.key_groups,

@@ -13,7 +13,8 @@ probabilities are integers ``256 * high + low``, two columns of operand B. Three
 - Values with several norms a head are multiplied once a group, by probabilities that carry the group's norm.
 
 Each kernel starts before the one it depends on has ended where DEPENDENT, as the tiles' do. Lengths are read on the
-device. Tested: tests/kernels/test_triton_bit_planes.py.
+device. The assembly path needs an NVIDIA GPU of compute capability 9.0; the plain one runs in the interpreter. Tested:
+tests/kernels/test_triton_bit_planes.py.
 """
 
 import triton
@@ -25,22 +26,30 @@ from kvbench.kernels.bit_codes import (
     look_up_registers,
     plain_keys,
     plain_values,
+    planes_of,
     value_rows,
 )
-from kvbench.kernels.bit_planes import NARROW, SIGNED, WIDE
+from kvbench.kernels.bit_planes import DUAL, NARROW, SIGNED, WIDE
 from kvbench.kernels.tile_norms import key_norms, load_norms, token_rows, value_log_norms
 from kvbench.kernels.tile_operands import LARGEST, byte_operand, probability_columns
 from kvbench.kernels.tile_pages import EARLY, LATE, LOG_LARGEST, NEVER, SLACK
 
-_NARROW, _SIGNED, _WIDE = tl.constexpr(NARROW), tl.constexpr(SIGNED), tl.constexpr(WIDE)
+_SIGNED, _DUAL, _WIDE = tl.constexpr(SIGNED), tl.constexpr(DUAL), tl.constexpr(WIDE)
 
 # columns of ``ints``: where a head's parts start in a page, in units of 128 bytes; norms of the head's keys and of its
 # values; bytes a level; of each of the values' planes ``before << 16 | coordinates``. After HEADER, with ``rows = 32 *
-# slabs``: cells ``first plane << 8 | planes`` [4 slabs]; zeros [4 slabs]; cells' table registers [4 slabs, 2]; key
-# codebooks' places [4 slabs, 8]; key groups [rows]; values' table registers [rows, 2]; places [rows]; groups [rows]
+# slabs``: cells ``first plane << 8 | planes`` [4 slabs]; cells' table registers [4 slabs, 8] (two, two of a further
+# codebook, which codes it is for, padding); key codebooks' places [4 slabs, 8]; key groups [rows]; values' table
+# registers [rows, 2]; places [rows]; groups [rows]
 PARTS, NORMS, LEVEL_BYTES, VALUE_PLANES, HEADER = 0, 4, 6, 8, 16
 _NORMS, _LEVEL_BYTES, _VALUE_PLANES = tl.constexpr(NORMS), tl.constexpr(LEVEL_BYTES), tl.constexpr(VALUE_PLANES)
 _HEADER = tl.constexpr(HEADER)
+
+
+@triton.constexpr_function
+def slab_kind(slab, wide, dual, signed):
+    """:meth:`kvbench.kernels.bit_planes.BitPlaneLayout.slab_kind`."""
+    return WIDE if slab < wide else DUAL if slab < dual else SIGNED if slab < signed else NARROW
 
 
 @triton.jit
@@ -83,19 +92,21 @@ def _key_slab(
     SLAB: tl.constexpr,
     SLABS: tl.constexpr,
     WIDE_SLABS: tl.constexpr,
+    DUAL_SLABS: tl.constexpr,
     SIGNED_SLABS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """A slab of a page's keys: high bytes ``[128 tokens, 32]``, and low bytes (of use in a wide slab)."""
-    KIND: tl.constexpr = _WIDE if SLAB < WIDE_SLABS else (_SIGNED if SLAB < SIGNED_SLABS else _NARROW)
+    KIND: tl.constexpr = slab_kind(SLAB, WIDE_SLABS, DUAL_SLABS, SIGNED_SLABS)
     cells = tables + _HEADER
-    bases = cells + 16 * SLABS
+    table = cells + 4 * SLABS  # registers, 8 a cell
+    bases = table + 32 * SLABS
     if ASSEMBLY:
         lane = tl.arange(0, 128)
         q, r = lane & 3, lane >> 2
         SHAPE: tl.constexpr = (32, 4, 4)
         cell = tl.load(cells + 4 * SLAB + q)
-        words = _key_words(base, cell >> 8, cell & 255, r, KIND)
+        words = _key_words(base, cell >> 8, cell & 255, r, planes_of(KIND))
         if KIND == _WIDE:
             a, b, c, d = _four(bases + 32 * SLAB, q)
             e, f, g, h = _four(bases + 32 * SLAB + 4, q)
@@ -103,13 +114,16 @@ def _key_slab(
                 _copied(a - a, SHAPE), _copied(b - a, SHAPE), _copied(c - a, SHAPE), _copied(d - a, SHAPE),
                 _copied(e - a, SHAPE), _copied(f - a, SHAPE), _copied(g - a, SHAPE), _copied(h - a, SHAPE),
             )  # fmt: skip
-            table = _copied((levels + a).to(tl.int64), SHAPE)
-            o = look_up_memory(words, tl.load(tables + _LEVEL_BYTES), places, table, 8)
+            start = _copied((levels + a).to(tl.int64), SHAPE)
+            o = look_up_memory(words, tl.load(tables + _LEVEL_BYTES), places, start, 8)
             return key_rows(o, 0), key_rows(o, 8)
         else:
-            pair = tl.load((cells + 8 * SLABS + 8 * SLAB).to(tl.pointer_type(tl.int64)) + q)
-            low, high = pair.to(tl.int32), (pair >> 32).to(tl.int32)
-            o = look_up_registers(words, (_copied(low, SHAPE), _copied(high, SHAPE)), KIND)
+            a, b, c, d = _four(table + 32 * SLAB, q)
+            registers = (_copied(a, SHAPE), _copied(b, SHAPE))
+            if KIND == _DUAL:
+                e, f, _g, _h = _four(table + 32 * SLAB + 4, q)
+                registers = registers + (_copied(c, SHAPE), _copied(d, SHAPE), _copied(e, SHAPE), _copied(f, SHAPE))
+            o = look_up_registers(words, registers, KIND)
             rows = key_rows(o, 0)
             return rows, rows
     else:
@@ -123,13 +137,14 @@ def _keys(
     levels,
     SLABS: tl.constexpr,
     WIDE_SLABS: tl.constexpr,
+    DUAL_SLABS: tl.constexpr,
     SIGNED_SLABS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """A page's keys: high bytes of every slab, and low bytes of the wide ones."""
     high, low = (), ()
     for slab in tl.static_range(SLABS):
-        a, b = _key_slab(base, tables, levels, slab, SLABS, WIDE_SLABS, SIGNED_SLABS, ASSEMBLY)
+        a, b = _key_slab(base, tables, levels, slab, SLABS, WIDE_SLABS, DUAL_SLABS, SIGNED_SLABS, ASSEMBLY)
         high = high + (a,)
         if slab < WIDE_SLABS:
             low = low + (b,)
@@ -282,7 +297,7 @@ def _one_of(x, index, SIZE: tl.constexpr):
 @triton.jit
 def _prepare_query(
     query, group_of, offset_of, group, scaling, HEADS: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
-    SLABS: tl.constexpr, WIDE_SLABS: tl.constexpr, SIGNED_SLABS: tl.constexpr,
+    SLABS: tl.constexpr, WIDE_SLABS: tl.constexpr,
 ):  # fmt: skip
     """The query's integers: operands a chunk, low operands of its wide slabs, a step a query head ``[HEADS]``, and of
     each chunk the groups' ratios ``[GROUPS]``, and what 4-bit codes' half levels add to each group ``[1, HEADS]``.
@@ -467,6 +482,7 @@ def attend(
     COLUMNS: tl.constexpr,
     SLABS: tl.constexpr,
     WIDE_SLABS: tl.constexpr,
+    DUAL_SLABS: tl.constexpr,
     SIGNED_SLABS: tl.constexpr,
     VALUE_KIND: tl.constexpr,
     KEY_GROUPS: tl.constexpr,
@@ -497,12 +513,12 @@ def attend(
     last = tl.minimum(first + share, begin + count)
     if first < last:
         pages += sequence.to(tl.int64) * batch_stride
-        tables = ints + head * (_HEADER + 16 * SLABS + 6 * ROWS)
+        tables = ints + head * (_HEADER + 36 * SLABS + 6 * ROWS)
         ranges = floats + head * (2 * ROWS + 2 * KEY_GROUPS + 2 * VALUE_GROUPS)
         offset_of, value_offset_of = ranges, ranges + ROWS
         key_range, value_range = ranges + 2 * ROWS, ranges + 2 * ROWS + 2 * KEY_GROUPS
         key_levels, value_levels = levels + head * (2 * TABLE), levels + head * (2 * TABLE) + TABLE
-        group_of = tables + _HEADER + 16 * SLABS + ROWS
+        group_of = tables + _HEADER + 36 * SLABS + ROWS
         key_at, value_at = tl.load(tables) * 128, tl.load(tables + 1) * 128
         key_norm_at, value_norm_at = tl.load(tables + 2) * 128, tl.load(tables + 3) * 128
         value_tables, planes = group_of + ROWS, _value_planes(tables, VALUE_KIND)
@@ -515,7 +531,7 @@ def attend(
         if DEPENDENT:  # everything above is constant; the query comes from the kernel before
             tl.extra.cuda.gdc_wait()
         operands, low_operands, scale, ratios, halves = _prepare_query(
-            query, group_of, offset_of, group, scaling, HEADS, COLUMNS, CHUNKS, SLABS, WIDE_SLABS, SIGNED_SLABS
+            query, group_of, offset_of, group, scaling, HEADS, COLUMNS, CHUNKS, SLABS, WIDE_SLABS
         )
         lows, steps, gains = (), (), ()
         for index in tl.static_range(KEY_GROUPS):
@@ -539,7 +555,7 @@ def attend(
             here = page * 128 + token - start
             value_norms = base + value_norm_at
             value_words = _value_words(base + value_at, planes, ROWS, VALUE_KIND, ASSEMBLY)
-            high, low = _keys(base + key_at, tables, key_levels, SLABS, WIDE_SLABS, SIGNED_SLABS, ASSEMBLY)
+            high, low = _keys(base + key_at, tables, key_levels, SLABS, WIDE_SLABS, DUAL_SLABS, SIGNED_SLABS, ASSEMBLY)
             logit = tl.zeros((128, HEADS), tl.float32)
             for chunk in tl.static_range(CHUNKS):
                 product = _products(high, low, operands, low_operands, chunk, SLABS, WIDE_SLABS)

@@ -59,10 +59,10 @@ def _key_places(layout: BitPlaneLayout) -> _Places:
     for head, cells in enumerate(layout.cells):
         start = int(layout.offsets[head, 0]) // 4
         for at, cell in enumerate(cells):
-            signed = cell.bits == 4 and layout.slab_kind(at // 4) == SIGNED
             first = start + int(layout.cell_planes[head, at, 0]) * LANES
             for n, member in enumerate(cell.members):
                 column = head * layout.head_dim + member.index
+                signed = layout.signed_at(at, member)
                 if signed:
                     _signed(patterns, column)
                 for bit in range(member.bits):

@@ -20,8 +20,9 @@ Bit ``j`` of a code is at bit ``(4 n + u + j % 4) % 32`` of its plane's word, wh
 set's codes into the nibbles of a word (:mod:`kvbench.kernels.bit_codes`). A 4-bit code of a symmetric codebook with odd
 levels is a magnitude and a sign where it is looked up in registers; its sign is at bit ``8 (n % 4) + 7 - 2 u - n / 4``.
 
-Cells are of one codebook each as far as they go. What is left over of the codebooks shares cells, which are looked up
-in memory as codes of more than 4 bits are; these come first, then 4-bit cells, then the rest.
+Cells are of one codebook each as far as they go. What is left over of the codebooks shares cells. Cells of more than
+two codebooks are looked up in memory, as codes of more than 4 bits are; these come first, then cells of two codebooks,
+then 4-bit cells, then the rest.
 
 What is padded: a cell's narrower codes to its width, values' coordinates to full lanes, norms to whole bytes.
 """
@@ -42,7 +43,9 @@ MAX_GROUPS = 16  # norms a head
 CELL = 8  # coordinates of a key that share their planes
 LANES = 32  # r: lanes of a quarter q
 UNIT = 128  # offsets of a head's parts are multiples of this many bytes
-NARROW, SIGNED, WIDE = 3, 4, 8  # planes read of a slab, or of all values; the last is looked up in memory
+# how a slab of keys, or all values, are looked up: in registers, codes of up to 3 bits and of 4; cells of two such
+# codebooks; in memory
+NARROW, SIGNED, DUAL, WIDE = 3, 4, 5, 8
 
 
 def registers(codebook: Codebook) -> bool:
@@ -97,15 +100,17 @@ class Cell:
 
     @property
     def kind(self) -> int:
-        """How it must be read: NARROW, SIGNED or WIDE."""
+        """How it must be looked up."""
         books = {member.codebook for member in self.members}
-        if len(books) > 1 or not all(registers(book) for book in books):
+        if len(books) > 2 or not all(registers(book) for book in books):
             return WIDE
+        if len(books) == 2:
+            return DUAL
         return SIGNED if self.bits == 4 else NARROW
 
 
 def key_cells(head: HeadFormat) -> list[Cell]:
-    """A head's cells: wide ones first, then signed, then narrow, each by descending width."""
+    """A head's cells: wide ones first, then dual, signed, and narrow ones, each by descending width."""
     by_book: dict[Codebook, list[Coordinate]] = {}
     for coordinate in coordinates(head):
         by_book.setdefault(coordinate.codebook, []).append(coordinate)
@@ -132,8 +137,9 @@ class BitPlaneLayout:
 
     Raises :class:`~kvbench.kernels.tiles.UnsupportedLayout` for a centre, past head_dim 256 and past 16 norms a head.
 
-    ``slabs`` of 32 key coordinates, of which the first ``wide`` are looked up in memory and those up to ``signed`` are
-    magnitudes and signs; ``rows`` of values, read as ``value_kind`` (NARROW, SIGNED or WIDE).
+    ``slabs`` of 32 key coordinates, of which the first ``wide`` are looked up in memory, those up to ``dual`` have
+    cells of two codebooks, and those up to ``signed`` codes of 4 bits; ``rows`` of values, looked up as ``value_kind``
+    (NARROW, SIGNED or WIDE).
     """
 
     def __init__(self, key: RotatedCodebook, value: RotatedCodebook) -> None:
@@ -153,11 +159,10 @@ class BitPlaneLayout:
         self.values = [value_rows(head) for head in value.heads]
         self.rows = max(64, 1 << (self.head_dim - 1).bit_length())
         self.slabs = self.rows // 32
-        last = lambda kinds: max(  # noqa: E731
-            (1 + at // 4 for cells in self.cells for at, cell in enumerate(cells) if cell.kind in kinds), default=0
+        last = lambda kind: max(  # noqa: E731
+            (1 + at // 4 for cells in self.cells for at, cell in enumerate(cells) if cell.kind >= kind), default=0
         )
-        self.wide = _few(last((WIDE,)), self.slabs)
-        self.signed = max(self.wide, _few(last((WIDE, SIGNED)), self.slabs))
+        self.wide, self.dual, self.signed = (_few(last(kind), self.slabs) for kind in (WIDE, DUAL, SIGNED))
         self.value_kind = self._value_kind()
 
     def _value_kind(self) -> int:
@@ -184,17 +189,20 @@ class BitPlaneLayout:
     @property
     def _half_groups(self) -> list[tuple[HeadFormat, set[int]]]:
         halves = [
-            {member.group for at, cell in enumerate(cells) for member in cell.members if self._signed(at, cell)}
+            {member.group for at, cell in enumerate(cells) for member in cell.members if self.signed_at(at, member)}
             for cells in self.cells
         ]
         return list(zip(self.key_format.heads, halves, strict=True))
 
-    def _signed(self, at: int, cell: Cell) -> bool:
-        return cell.bits == 4 and self.slab_kind(at // 4) == SIGNED
+    def signed_at(self, cell: int, member: Coordinate) -> bool:
+        """Whether a coordinate of a cell is stored as magnitude and sign."""
+        return member.bits == 4 and self.slab_kind(cell // 4) in (SIGNED, DUAL)
 
     def slab_kind(self, slab: int) -> int:
-        """How a slab of keys is read: NARROW, SIGNED or WIDE."""
-        return WIDE if slab < self.wide else SIGNED if slab < self.signed else NARROW
+        """How a slab of keys is looked up."""
+        if slab < self.wide:
+            return WIDE
+        return DUAL if slab < self.dual else SIGNED if slab < self.signed else NARROW
 
     @cached_property
     def cell_planes(self) -> np.ndarray:

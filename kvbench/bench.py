@@ -4,7 +4,7 @@
 as Markdown. Everything is timed by
 :func:`kvbench.kernels.measure.measure`: CUDA graph replays over rotated buffers larger than the L2 cache. The packed
 time includes rotating and quantizing the query, the merge and the output's inverse rotation; ``folded`` leaves the last
-of these out, for a model whose output projection has it folded in.
+of these out, for a model whose output projection has it folded in (the general kernel has no such figure).
 """
 
 import argparse
@@ -14,8 +14,9 @@ import json
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ import torch
 from torch import Tensor
 
 import kvbench
+from kvbench.bench_general import EXACT, check_general_accuracy, exact_layout, random_bit_planes
 from kvbench.bench_prefill import check_prefill_accuracy, prefill_peak, time_prefill_attention
 from kvbench.errors import ConfigurationError
 from kvbench.kernels import fp16_attention
+from kvbench.kernels.bit_plane_attention import BitPlaneAttention
+from kvbench.kernels.bit_planes import BitPlaneLayout
 from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.measure import copies, copy_bandwidth, measure, read_bandwidth
 from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
@@ -45,6 +49,7 @@ ALLOCATIONS = {
     "blockgtq-k2v2": (("3221", "2222", "3221", "3311"), 2),
     "tqmse-k4v4": (("4444",), 4),
 }
+NAMES = (*ALLOCATIONS, EXACT)
 LARGEST_FP16 = 40e9  # bytes of one fp16 cache: beyond it the device's memory does not hold what is compared
 
 
@@ -127,32 +132,53 @@ def time_fp16(shape: Shape, device: str) -> dict[str, Any]:
 def time_packed(shape: Shape, allocation: str, device: str) -> dict[str, Any]:
     """Packed decode attention at a shape: time, bytes read, bytes a token."""
     generator = torch.Generator(device).manual_seed(2)
-    layout = layout_for(allocation, shape.kv_heads)
-    attention = TileAttention(layout, device)
-    folded = TileAttention(layout, device, rotate_output=False)
     pages = -(-shape.context // 128)
-    nbytes = shape.batch * pages * layout.page_bytes
+    if allocation == EXACT:
+        general = exact_layout(shape.kv_heads)
+        attention = BitPlaneAttention(general, device)
+        splits = attention.splits_for(shape.batch, pages, shape.q_heads // shape.kv_heads)
+        filled = partial(random_bit_planes, general, shape.batch, shape.context, device, generator)
+        return _time_pages(shape, allocation, general, splits, filled, {"": attention}, device)
+    layout = layout_for(allocation, shape.kv_heads)
+    tiles, folded = TileAttention(layout, device), TileAttention(layout, device, rotate_output=False)
+    splits = tiles.splits_for(shape.batch, pages)
+    filled = partial(random_pages, layout, shape.batch, shape.context, device, generator)
+    return _time_pages(shape, allocation, layout, splits, filled, {"": tiles, "folded": folded}, device)
+
+
+def _time_pages(
+    shape: Shape,
+    allocation: str,
+    layout: TileLayout | BitPlaneLayout,
+    splits: int,
+    filled: Callable[[], Tensor],
+    attentions: Mapping[str, TileAttention | BitPlaneAttention],
+    device: str,
+) -> dict[str, Any]:
+    """Times of ``attentions`` over sets of random queries and pages; the one without a name is the cell's own."""
+    nbytes = shape.batch * -(-shape.context // 128) * layout.page_bytes
+    generator = torch.Generator(device).manual_seed(5)
     sets = [
         (
             torch.randn(shape.batch, shape.q_heads, DIM, device=device, dtype=torch.float16, generator=generator),
-            random_pages(layout, shape.batch, shape.context, device, generator),
+            filled(),
         )
         for _ in range(copies(nbytes, device))
     ]
     starts = torch.zeros(shape.batch, dtype=torch.int32, device=device)
     stops = torch.full_like(starts, shape.context)
-    scaling = DIM**-0.5
-    calls = [
-        [lambda q=q, p=p, run=run: run(q, p, starts, stops, scaling) for q, p in sets] for run in (attention, folded)
-    ]
+    times = {
+        name: spread(measure([partial(run, q, p, starts, stops, DIM**-0.5) for q, p in sets], device))
+        for name, run in attentions.items()
+    }
     return {
         "allocation": allocation,
         "bytes": nbytes,
         "bits_per_element": layout.bytes_per_token * 8 / (2 * shape.kv_heads * DIM),
         "compression": 2 * DIM * 2 * shape.kv_heads / layout.bytes_per_token,
-        "splits": attention.splits_for(shape.batch, pages),
-        **spread(measure(calls[0], device)),
-        "folded": spread(measure(calls[1], device)),
+        "splits": splits,
+        **times.pop(""),
+        **times,
     }
 
 
@@ -192,6 +218,8 @@ def measure_prefill(allocation: str, geometry: str, device: str) -> dict[str, An
 def check_accuracy(allocation: str, geometry: str, device: str, tokens: int = 5000) -> dict[str, float]:
     """Relative error of packed attention and of fp16 attention on the same decoded values, against float64."""
     q_heads, kv_heads = GEOMETRIES[geometry]
+    if allocation == EXACT:
+        return check_general_accuracy(exact_layout(kv_heads), q_heads, device, tokens)
     layout = layout_for(allocation, kv_heads)
     generator = torch.Generator(device).manual_seed(3)
     key, value = RotatedCodebookCodec(layout.key_format, device), RotatedCodebookCodec(layout.value_format, device)
@@ -274,7 +302,7 @@ def run_bench(
     geometries: Sequence[str] = tuple(GEOMETRIES),
     contexts: Sequence[int] = CONTEXTS,
     batches: Sequence[int] = BATCHES,
-    allocations: Sequence[str] = tuple(ALLOCATIONS),
+    allocations: Sequence[str] = NAMES,
 ) -> dict[str, Any]:
     """Measure decode attention over a grid of shapes and write ``out/kernels.json``, which grows as rows finish.
 
@@ -285,13 +313,14 @@ def run_bench(
             "bench kernels needs a CUDA device, and there is none. Run it on a machine with a GPU."
         )
     out.mkdir(parents=True, exist_ok=True)
+    of_tiles = [name for name in allocations if name in ALLOCATIONS][:2]
     result: dict[str, Any] = {
         "schema_version": 1,
         "environment": environment(device),
         "ceilings": {"copy_gb_s": copy_bandwidth(device) / 1e9, "read_gb_s": read_bandwidth(device) / 1e9},
         "accuracy": {f"{a} {g}": check_accuracy(a, g, device) for a in allocations for g in geometries},
-        "encode": {f"{a} {g}": time_encode(a, g, device) for a in allocations[:2] for g in geometries},
-        "prefill": {f"{a} {g}": measure_prefill(a, g, device) for a in allocations[:2] for g in geometries},
+        "encode": {f"{a} {g}": time_encode(a, g, device) for a in of_tiles for g in geometries},
+        "prefill": {f"{a} {g}": measure_prefill(a, g, device) for a in of_tiles for g in geometries},
         "decode": [],
     }
     print(json.dumps({key: result[key] for key in ("ceilings", "accuracy", "encode", "prefill")}, indent=1), flush=True)
@@ -326,8 +355,9 @@ def measure_shape(shape: Shape, allocations: Sequence[str], device: str, ceiling
             "share_of_read_ceiling": rate / ceiling,
             "speedup_best_fp16": best / cell["median_us"],
             "speedup_torch_flash": flash / cell["median_us"],
-            "speedup_best_fp16_folded": best / cell["folded"]["median_us"],
         }
+        if "folded" in cell:
+            cell["speedup_best_fp16_folded"] = best / cell["folded"]["median_us"]
         packed.append(cell)
     return {
         **asdict(shape),
@@ -339,12 +369,23 @@ def measure_shape(shape: Shape, allocations: Sequence[str], device: str, ceiling
     }
 
 
+def _both(cell: dict[str, Any], ratio: str) -> str:
+    """A ratio of a cell, and after a stroke the one with the output's rotation folded, where there is one."""
+    folded = cell.get(f"{ratio}_folded")
+    return f"{cell[ratio]:.2f}" + (f" / {folded:.2f}" if folded else "")
+
+
+def _microseconds(cell: dict[str, Any]) -> str:
+    folded = cell.get("folded")
+    return f"{cell['median_us']:.1f}" + (f" / {folded['median_us']:.1f}" if folded else "")
+
+
 def summary(row: dict[str, Any]) -> str:
     """One line for a terminal."""
     fp16 = " ".join(f"{name}={time['median_us']:.1f}" for name, time in row["fp16"]["times"].items())
     packed = " ".join(
-        f"{cell['allocation']}={cell['median_us']:.1f} (x{cell['speedup_best_fp16']:.2f}, folded"
-        f" x{cell['speedup_best_fp16_folded']:.2f}, {cell['share_of_read_ceiling']:.0%})"
+        f"{cell['allocation']}={cell['median_us']:.1f} (x{_both(cell, 'speedup_best_fp16')},"
+        f" {cell['share_of_read_ceiling']:.0%})"
         for cell in row["packed"]
     )
     return f"{row['geometry']} B={row['batch']} T={row['context']}: {fp16} | {packed}"
@@ -363,8 +404,8 @@ def markdown(result: dict[str, Any]) -> str:
         best = row["fp16"]["best"]
         cells = [row["geometry"], str(row["batch"]), f"{row['context'] // 1024}K", best]
         cells.append(f"{row['fp16']['times'][best]['median_us']:.1f}")
-        cells += [f"{cell['median_us']:.1f} / {cell['folded']['median_us']:.1f}" for cell in row["packed"]]
-        cells += [f"{cell['speedup_best_fp16']:.2f} / {cell['speedup_best_fp16_folded']:.2f}" for cell in row["packed"]]
+        cells += [_microseconds(cell) for cell in row["packed"]]
+        cells += [_both(cell, "speedup_best_fp16") for cell in row["packed"]]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -380,7 +421,7 @@ def main(arguments: Sequence[str]) -> int:
     kernels.add_argument("--contexts", type=int, nargs="*", default=CONTEXTS)
     kernels.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     kernels.add_argument("--geometries", nargs="*", default=tuple(GEOMETRIES), choices=tuple(GEOMETRIES))
-    kernels.add_argument("--allocations", nargs="*", default=tuple(ALLOCATIONS), choices=tuple(ALLOCATIONS))
+    kernels.add_argument("--allocations", nargs="*", default=NAMES, choices=NAMES)
     options = parser.parse_args(arguments)
     if options.command == "table":
         print(markdown(json.loads(options.source.read_text())))

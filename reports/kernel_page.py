@@ -124,7 +124,8 @@ def _times(data: Data, geometry: str) -> Table:
             lines.append([shape, f"{REFERENCE}: {name}{best}", *told, "–", "–", "–", number(fp16["bytes"] / MIB)])
         for each in row["packed"]:
             told = [number(each["median_us"]), f"{number(each['min_us'])} to {number(each['max_us'])}"]
-            ratios = [f"{each[key]:.2f}×" for key in ("speedup_best_fp16", "speedup_best_fp16_folded")]
+            keys = ("speedup_best_fp16", "speedup_best_fp16_folded")
+            ratios = [f"{each[key]:.2f}×" if key in each else "–" for key in keys]
             share = f"{100 * each['share_of_read_ceiling']:.0f} %"
             lines.append([shape, each["allocation"], *told, *ratios, share, number(each["bytes"] / MIB)])
     titles = ("µs", "range, µs", "vs best fp16", "with the output's rotation folded", "of read ceiling", "MiB")

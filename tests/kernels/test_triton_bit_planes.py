@@ -269,19 +269,22 @@ def test_a_captured_graph_follows_lengths_that_change_on_the_device() -> None:
 @triton.jit
 def dump(
     page, ints, levels, key_high, key_low, value_high, value_low, SLABS: tl.constexpr, WIDE_SLABS: tl.constexpr,
-    SIGNED_SLABS: tl.constexpr, VALUE_KIND: tl.constexpr, TABLE: tl.constexpr, ASSEMBLY: tl.constexpr,
+    DUAL_SLABS: tl.constexpr, SIGNED_SLABS: tl.constexpr, VALUE_KIND: tl.constexpr, TABLE: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     key_at, value_at = tl.load(ints) * 128, tl.load(ints + 1) * 128
     token, column = tl.arange(0, 128)[:, None], tl.arange(0, 32)[None, :]
     ROWS: tl.constexpr = 32 * SLABS
-    high, low = bit_plane_kernels._keys(page + key_at, ints, levels, SLABS, WIDE_SLABS, SIGNED_SLABS, ASSEMBLY)
+    high, low = bit_plane_kernels._keys(
+        page + key_at, ints, levels, SLABS, WIDE_SLABS, DUAL_SLABS, SIGNED_SLABS, ASSEMBLY
+    )
     for slab in tl.static_range(SLABS):
         tl.store(key_high + token * ROWS + 32 * slab + column, high[slab])
         if slab < WIDE_SLABS:
             tl.store(key_low + token * ROWS + 32 * slab + column, low[slab])
     planes = bit_plane_kernels._value_planes(ints, VALUE_KIND)
     words = bit_plane_kernels._value_words(page + value_at, planes, ROWS, VALUE_KIND, ASSEMBLY)
-    tables = ints + bit_plane_kernels._HEADER + 16 * SLABS + 2 * ROWS
+    tables = ints + bit_plane_kernels._HEADER + 36 * SLABS + 2 * ROWS
     a, b = bit_plane_kernels._values(words, planes, tables, levels + TABLE, 2, ROWS, VALUE_KIND, ASSEMBLY)
     at = tl.arange(0, ROWS)[:, None] * 128 + tl.arange(0, 128)[None, :]
     tl.store(value_high + at, a)
@@ -296,14 +299,15 @@ def dump(
         (EXACT, 4),
         ([4, 3, 2, 1] * 16, 6),
         ([2] * 63 + [1], 1),
+        ([3] * 31 + [4] * 33, 2),
     ],
-    ids=["wide", "exact", "four", "two"],
+    ids=["wide", "exact", "four", "two", "dual"],
 )
 def test_both_unpackers_give_every_code_the_level_of_the_codebook(key: list[int], value: int) -> None:
     filled = Filled(tensor_format([key], unit=2), values_of(1, 128, value), [128])
     layout = filled.layout
     tables = BitPlaneAttention(layout, DEVICE).tables
-    kinds = {"SLABS": layout.slabs, "WIDE_SLABS": layout.wide, "SIGNED_SLABS": layout.signed}
+    kinds = {"SLABS": layout.slabs, "WIDE_SLABS": layout.wide, "DUAL_SLABS": layout.dual, "SIGNED_SLABS": layout.signed}
     found = []
     for assembly in (False, True) if DEVICE == "cuda" else (False,):
         out = torch.zeros(4, 128, 128, dtype=torch.int8, device=DEVICE)

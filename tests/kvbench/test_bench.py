@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvbench.bench import layout_for, markdown
+from kvbench.bench_general import exact_layout
 from kvbench.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,14 @@ def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path, capsys: pytes
 def test_three_bits_with_all_norms_compress_at_least_4_9_times(allocation: str) -> None:
     layout = layout_for(allocation, kv_heads=8)
     assert 8 * 128 * 2 * 2 / layout.bytes_per_token >= 4.9
+
+
+def test_the_exact_allocation_spends_three_bits_and_few_percent_of_padding() -> None:
+    layout = exact_layout(kv_heads=8)
+    formats = layout.key_format, layout.value_format
+    assert [format.code_bits for format in formats] == [3, 3]
+    assert all(4 <= len(head.groups) <= 6 for head in layout.key_format.heads)
+    assert 8 * layout.bytes_per_token <= 1.02 * sum(format.bits_per_token for format in formats)
 
 
 def test_the_documents_table_is_the_committed_results(capsys: pytest.CaptureFixture[str]) -> None:
