@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import kvbench
+from kvbench.bench_cold import run_cold
 from kvbench.bench_general import EXACT, check_general_accuracy, exact_layout, random_bit_planes
 from kvbench.bench_prefill import check_prefill_accuracy, prefill_peak, time_prefill_attention
 from kvbench.errors import ConfigurationError
@@ -422,7 +423,12 @@ def main(arguments: Sequence[str]) -> int:
     kernels.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     kernels.add_argument("--geometries", nargs="*", default=tuple(GEOMETRIES), choices=tuple(GEOMETRIES))
     kernels.add_argument("--allocations", nargs="*", default=NAMES, choices=NAMES)
+    cold = commands.add_parser("cold", help="measure a first decode step with nothing compiled, and write cold.json")
+    cold.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
+    if options.command == "cold":
+        run_cold(options.out)
+        return 0
     if options.command == "table":
         print(markdown(json.loads(options.source.read_text())))
         return 0
