@@ -3,6 +3,7 @@
 # make test-transformers TRANSFORMERS=5.17.0   the tests that meet transformers, on another release of it
 # make gallery   docs/gallery anew: a sweep on a real model, tens of minutes on two CPU cores, and its comparison
 # make comparators   docs/comparators.md anew: every built-in quantizer on a real model; ARGS="device=cuda" on a GPU
+# make sanitize   every Triton kernel once under NVIDIA's compute-sanitizer, memcheck and racecheck; needs a GPU
 # Versions come from constraints.txt. Setting up again is skipped while it and pyproject.toml stay the same.
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ OTHER := .venv-transformers-$(TRANSFORMERS)
 # Two test processes of one thread each: torch's own threads would fight over two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-transformers gallery comparators format clean
+.PHONY: demo test test-transformers gallery comparators sanitize format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/kvbench $(ARGS)
@@ -56,6 +57,12 @@ comparators: $(VENV)/.installed-dev
 	for sweep in comparators comparators_windows comparators_decode comparators_peers; do \
 		$(BIN)/kvbench -m experiment=$$sweep $(ARGS) hydra.sweep.dir=$(COMPARATOR_RUNS)/$$sweep || exit 1; done
 	$(BIN)/python -m kvbench.reports.comparators_page $(COMPARATOR_RUNS)
+
+# Without PyTorch's caching every tensor is an allocation of its own, so that a step past the end of one is seen.
+sanitize: $(VENV)/.installed-dev
+	for tool in memcheck racecheck; do \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+			$(BIN)/python -P benchmarks/sanitize.py || exit 1; done
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
