@@ -59,14 +59,14 @@ def register_assembly(kind: int) -> str:
 
 
 def memory_assembly(places: int) -> str:
-    """PTX for one lane: 8 outputs of high bytes and 8 of low ones, 8 words, bytes a level, ``places`` (8 or none) of
-    the codebooks of a set's codes in a table, and the lane's own address in it.
+    """PTX for one lane: 8 outputs of high bytes and 8 of low ones, 8 words, ``places`` (8 or none) of the codebooks of
+    a set's codes in a table, and the lane's own address in it.
 
-    The bytes are an operand and the address is the lane's, so that a code's address is one multiply-add; of a constant
-    or an address that all lanes share the compiler makes three instructions.
+    Multiplication and addition of an address are apart so that the assembler makes one instruction of them; of
+    ``mad.wide`` it makes three.
     """
-    operands = _operands(16, 9 + places)
-    words, size, place, table = operands[:8], operands[8], operands[9:] or ["0"], f"${16 + 4 * (9 + places)}"
+    operands = _operands(16, 8 + places)
+    words, place, table = operands[:8], operands[8:] or ["0"], f"${16 + 4 * (8 + places)}"
     lines = ["{", ".reg .b32 y, z, p, r, e, o, x0, x1, x2, x3, h0, h1, h2, h3;"]
     lines += [".reg .b32 c<8>;", ".reg .b16 v<8>;", ".reg .b64 a;"]
     lines += [*_gather(words[:4], "x"), *_gather(words[4:], "h")]
@@ -78,7 +78,7 @@ def memory_assembly(places: int) -> str:
         for n in range(8):
             one = 1 << (8 * (n // 2))
             lines.append(f"dp4a.u32.u32 c{n}, {'eo'[n % 2]}, {one:#x}, {place[n % len(place)]};")
-            lines += [f"mad.wide.s32 a, c{n}, {size}, {table};", f"ld.global.nc.u16 v{n}, [a];"]
+            lines += [f"mul.wide.s32 a, c{n}, 2;", f"add.s64 a, a, {table};", f"ld.global.nc.u16 v{n}, [a];"]
         for half in range(2):
             a, b, c, d = (f"v{4 * half + index}" for index in range(4))
             lines += [f"mov.b32 p, {{{a}, {b}}};", f"mov.b32 r, {{{c}, {d}}};"]
@@ -92,8 +92,8 @@ _MEMORY8, _MEMORY0 = tl.constexpr(memory_assembly(8)), tl.constexpr(memory_assem
 _C3 = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 20))
 _C4 = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 24))
 _C5 = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 40))
-_CM8 = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 68 + ["l"] * 4))
-_CM0 = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 36 + ["l"] * 4))
+_CM8 = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 64 + ["l"] * 4))
+_CM0 = tl.constexpr(",".join(["=&r"] * 16 + ["r"] * 32 + ["l"] * 4))
 _BYTES8 = tl.constexpr((tl.int8,) * 8)
 _BYTES16 = tl.constexpr((tl.int8,) * 16)
 
@@ -127,15 +127,15 @@ def look_up_registers(w, t, KIND: tl.constexpr):
 
 
 @triton.jit
-def look_up_memory(w, size, places, table, PLACES: tl.constexpr):
-    """Words ``w [..., 4]`` of 8 planes, bytes a level, ``places`` (8 or none) from a lane's address ``table`` on -> 8
+def look_up_memory(w, places, table, PLACES: tl.constexpr):
+    """Words ``w [..., 4]`` of 8 planes, ``places`` (8 or none) from a lane's address ``table`` on -> 8
     int8 tiles of high bytes, 8 of low ones."""
     if PLACES == 8:
         return tl.inline_asm_elementwise(
             _MEMORY8,
             _CM8,
             [
-                w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], size,
+                w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7],
                 places[0], places[1], places[2], places[3], places[4], places[5], places[6], places[7], table,
             ],
             dtype=_BYTES16,
@@ -146,7 +146,7 @@ def look_up_memory(w, size, places, table, PLACES: tl.constexpr):
         return tl.inline_asm_elementwise(
             _MEMORY0,
             _CM0,
-            [w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], size, table],
+            [w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], table],
             dtype=_BYTES16,
             is_pure=True,
             pack=4,

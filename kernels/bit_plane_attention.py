@@ -144,7 +144,6 @@ def _tables(layout: BitPlaneLayout, device: torch.device) -> _Tables:
         header = np.zeros(k.HEADER, np.int32)
         header[k.PARTS : k.PARTS + 4] = layout.offsets[head] // UNIT
         header[k.NORMS : k.NORMS + 2] = [len(key_groups), len(value_groups)]
-        header[k.LEVEL_BYTES] = 2
         header[k.VALUE_PLANES : k.VALUE_PLANES + 8] = layout.value_planes[head] @ [1 << 16, 1]
         cells = layout.cell_planes[head] @ [256, 1]
         parts = [header, cells, *(part[name] for part in (key, value) for name in ("registers", "places", "groups"))]

@@ -37,13 +37,12 @@ from kvbench.kernels.tile_pages import EARLY, LATE, LOG_LARGEST, NEVER, SLACK
 _SIGNED, _DUAL, _WIDE = tl.constexpr(SIGNED), tl.constexpr(DUAL), tl.constexpr(WIDE)
 
 # columns of ``ints``: where a head's parts start in a page, in units of 128 bytes; norms of the head's keys and of its
-# values; bytes a level; of each of the values' planes ``before << 16 | coordinates``. After HEADER, with ``rows = 32 *
+# values; of each of the values' planes ``before << 16 | coordinates``. After HEADER, with ``rows = 32 *
 # slabs``: cells ``first plane << 8 | planes`` [4 slabs]; cells' table registers [4 slabs, 8] (two, two of a further
 # codebook, which codes it is for, padding); key codebooks' places [4 slabs, 8]; key groups [rows]; values' table
 # registers [rows, 2]; places [rows]; groups [rows]
-PARTS, NORMS, LEVEL_BYTES, VALUE_PLANES, HEADER = 0, 4, 6, 8, 16
-_NORMS, _LEVEL_BYTES, _VALUE_PLANES = tl.constexpr(NORMS), tl.constexpr(LEVEL_BYTES), tl.constexpr(VALUE_PLANES)
-_HEADER = tl.constexpr(HEADER)
+PARTS, NORMS, VALUE_PLANES, HEADER = 0, 4, 8, 16
+_NORMS, _VALUE_PLANES, _HEADER = tl.constexpr(NORMS), tl.constexpr(VALUE_PLANES), tl.constexpr(HEADER)
 
 
 @triton.constexpr_function
@@ -115,7 +114,7 @@ def _key_slab(
                 _copied(e - a, SHAPE), _copied(f - a, SHAPE), _copied(g - a, SHAPE), _copied(h - a, SHAPE),
             )  # fmt: skip
             start = _copied((levels + a).to(tl.int64), SHAPE)
-            o = look_up_memory(words, tl.load(tables + _LEVEL_BYTES), places, start, 8)
+            o = look_up_memory(words, places, start, 8)
             return key_rows(o, 0), key_rows(o, 8)
         else:
             a, b, c, d = _four(table + 32 * SLAB, q)
@@ -188,7 +187,7 @@ def _copied_rows(x, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _values(words, planes, tables, levels, size, ROWS: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
+def _values(words, planes, tables, levels, ROWS: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
     """A page's values: high and low bytes ``[rows, 128 tokens]``; ``tables``: from the values' registers on."""
     LANE_ROWS: tl.constexpr = ROWS // 32
     if ASSEMBLY:
@@ -200,7 +199,7 @@ def _values(words, planes, tables, levels, size, ROWS: tl.constexpr, KIND: tl.co
         if KIND == _WIDE:
             at = 64 * (k >> 1) + 16 * (r >> 3) + 8 * (k & 1) + (r & 7)
             table = _copied_rows((levels + tl.load(tables + 2 * ROWS + at)).to(tl.int64), SHAPE)
-            o = look_up_memory(w, size, (), table, 0)
+            o = look_up_memory(w, (), table, 0)
             return value_rows(o, 0, LANE_ROWS), value_rows(o, 8, LANE_ROWS)
         else:
             pair = tl.load(tables.to(tl.pointer_type(tl.int64)) + (r * LANE_ROWS + k))
@@ -524,7 +523,7 @@ def attend(
         value_tables, planes = group_of + ROWS, _value_planes(tables, VALUE_KIND)
         g, row = tl.arange(0, HEADS), tl.arange(0, ROWS)
         value_low, value_step = tl.load(value_range), tl.load(value_range + 1)
-        size, head_bytes = tl.load(tables + _LEVEL_BYTES), value_norm_at + (128 if VALUE_LOG else 256) - key_at
+        head_bytes = value_norm_at + (128 if VALUE_LOG else 256) - key_at
         last_norm, last_value_norm = tl.load(tables + _NORMS) - 1, tl.load(tables + _NORMS + 1) - 1
         value_group = tl.load(value_tables + 3 * ROWS + row)
         query += line.to(tl.int64) * (HEADS * ROWS)
@@ -598,7 +597,7 @@ def attend(
             p = tl.exp2(logit - (now - LOG_LARGEST)[None, :])
             sums = sums * decay[None, :]
             total = total * decay[None, None, :]
-            a, b = _values(value_words, planes, value_tables, value_levels, size, ROWS, VALUE_KIND, ASSEMBLY)
+            a, b = _values(value_words, planes, value_tables, value_levels, ROWS, VALUE_KIND, ASSEMBLY)
             if VALUE_GROUPS == 1:
                 inverse = token_rows(tl.exp2(-e[0]), tl.exp2(-e[1]), tl.exp2(-e[2]), tl.exp2(-e[3]))
                 total += _lane_sums(p * inverse[:, None], HEADS)

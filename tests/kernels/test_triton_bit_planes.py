@@ -285,7 +285,7 @@ def dump(
     planes = bit_plane_kernels._value_planes(ints, VALUE_KIND)
     words = bit_plane_kernels._value_words(page + value_at, planes, ROWS, VALUE_KIND, ASSEMBLY)
     tables = ints + bit_plane_kernels._HEADER + 36 * SLABS + 2 * ROWS
-    a, b = bit_plane_kernels._values(words, planes, tables, levels + TABLE, 2, ROWS, VALUE_KIND, ASSEMBLY)
+    a, b = bit_plane_kernels._values(words, planes, tables, levels + TABLE, ROWS, VALUE_KIND, ASSEMBLY)
     at = tl.arange(0, ROWS)[:, None] * 128 + tl.arange(0, 128)[None, :]
     tl.store(value_high + at, a)
     if VALUE_KIND == 8:
