@@ -16,6 +16,7 @@ from kvbench.kernels import fp16_attention
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.bit_plane_attention import BitPlaneAttention
 from kvbench.kernels.bit_plane_packing import BitPlanePacking
+from kvbench.kernels.read_kernel import read_all
 from kvbench.kernels.tile_attention import NewToken, TileAttention
 from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tile_prefill import TilePrefill
@@ -89,12 +90,20 @@ def run_fp16() -> None:
         check(f"fp16: {shape}", whole, part)
 
 
+def run_read() -> None:
+    """Read, as the ceiling of the benchmarks is measured."""
+    source, sums = integers(*[1] * 256), integers(0, 0)
+    read_all[(2,)](source, sums, len(source), BLOCK=64)
+    check("read", sums)
+
+
 def main() -> None:
     torch.manual_seed(0)
     for allocation in ("blockgtq-k3v3", "tqmse-k4v4"):
         run_tiles(allocation)
     run_bit_planes()
     run_fp16()
+    run_read()
 
 
 if __name__ == "__main__":
