@@ -20,7 +20,7 @@ MOST_COLUMNS = 64  # of the query's operand at a time: their products are regist
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the kernels read about the heads of a layer; see :mod:`kvbench.kernels.bit_plane_kernels`."""
+    """What the kernels read about the heads of a layer; see :mod:`kvbench.kernels.bit_plane_operands`."""
 
     ints: Tensor
     floats: Tensor
@@ -133,7 +133,7 @@ def _ranges(groups: Sequence[Group], count: int) -> np.ndarray:
 
 
 def _tables(layout: BitPlaneLayout, device: torch.device) -> _Tables:
-    from kvbench.kernels import bit_plane_kernels as k
+    from kvbench.kernels import bit_plane_operands as k
 
     ints, floats, levels, matrices = [], [], [], []
     for head in range(layout.kv_heads):

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from kvbench.kernels import bit_plane_kernels
+from kvbench.kernels import bit_plane_operands
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.bit_plane_attention import BitPlaneAttention
 from kvbench.kernels.bit_plane_packing import BitPlanePacking
@@ -275,17 +275,17 @@ def dump(
     key_at, value_at = tl.load(ints) * 128, tl.load(ints + 1) * 128
     token, column = tl.arange(0, 128)[:, None], tl.arange(0, 32)[None, :]
     ROWS: tl.constexpr = 32 * SLABS
-    high, low = bit_plane_kernels._keys(
+    high, low = bit_plane_operands.load_keys(
         page + key_at, ints, levels, SLABS, WIDE_SLABS, DUAL_SLABS, SIGNED_SLABS, ASSEMBLY
     )
     for slab in tl.static_range(SLABS):
         tl.store(key_high + token * ROWS + 32 * slab + column, high[slab])
         if slab < WIDE_SLABS:
             tl.store(key_low + token * ROWS + 32 * slab + column, low[slab])
-    planes = bit_plane_kernels._value_planes(ints, VALUE_KIND)
-    words = bit_plane_kernels._value_words(page + value_at, planes, ROWS, VALUE_KIND, ASSEMBLY)
-    tables = ints + bit_plane_kernels._HEADER + 36 * SLABS + 2 * ROWS
-    a, b = bit_plane_kernels._values(words, planes, tables, levels + TABLE, ROWS, VALUE_KIND, ASSEMBLY)
+    planes = bit_plane_operands.value_planes(ints, VALUE_KIND)
+    words = bit_plane_operands.value_words(page + value_at, planes, ROWS, VALUE_KIND, ASSEMBLY)
+    tables = ints + bit_plane_operands._HEADER + 36 * SLABS + 2 * ROWS
+    a, b = bit_plane_operands.load_values(words, planes, tables, levels + TABLE, ROWS, VALUE_KIND, ASSEMBLY)
     at = tl.arange(0, ROWS)[:, None] * 128 + tl.arange(0, 128)[None, :]
     tl.store(value_high + at, a)
     if VALUE_KIND == 8:
