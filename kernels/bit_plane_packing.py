@@ -22,73 +22,64 @@ CHUNK = 512  # tokens whose bits are spread out at once
 class _Places:
     """Where a token's code bits go in a page, for one tensor: a list over all code bits of all heads.
 
-    Bit ``i`` of the list is bit ``bits[i]`` of the code of coordinate ``columns[i]`` (heads in order), after patterns
-    are put in place of codes; it goes to word ``words[t, i]`` of a page, bit ``shifts[t, i]``, for token ``t``.
-    ``patterns [coordinates, 256]`` is the stored pattern of every code.
+    Bit ``i`` of the list is bit ``bits[i]`` of the code of coordinate ``columns[i]`` (heads in order), as stored; for
+    token ``t`` it goes to word ``words[i] + token_words[t]`` of a page, bit ``(shifts[i] + token_shifts[signs[i], t]) %
+    32``; ``signs[i]`` is 1 of a sign's bit, else 0. ``signed [coordinates]``: 1 where a code is magnitude and sign.
     """
 
     columns: np.ndarray
     bits: np.ndarray
     words: np.ndarray
     shifts: np.ndarray
-    patterns: np.ndarray
+    signs: np.ndarray
+    signed: np.ndarray
+    token_words: np.ndarray
+    token_shifts: np.ndarray
 
 
-def _shift(bit: int, sign: bool, u: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """The bit of a word that holds bit ``bit`` of code ``(u, n)``."""
-    return 8 * (n % 4) + 7 - 2 * u - n // 4 if sign else (4 * n + u + bit % 4) % 32
-
-
-def _collect(parts: Sequence[tuple[int, int, np.ndarray, np.ndarray]], patterns: np.ndarray) -> _Places:
-    columns, bits, words, shifts = zip(*parts, strict=True)
-    return _Places(np.array(columns), np.array(bits), np.stack(words, 1), np.stack(shifts, 1), patterns)
-
-
-def _patterns(heads: int, dim: int) -> np.ndarray:
-    return np.tile(np.arange(256, dtype=np.uint8), (heads * dim, 1))
-
-
-def _signed(patterns: np.ndarray, column: int) -> None:
-    patterns[column, :16] = stored_patterns(4)
+def _code_shift(n: int | np.ndarray, sign: bool) -> int | np.ndarray:
+    """Code ``n``'s part of the bit of a word; the set's part is u, and -2 u of a sign."""
+    return 8 * (n % 4) + 7 - n // 4 if sign else 4 * n
 
 
 def _key_places(layout: BitPlaneLayout) -> _Places:
     token = np.arange(PAGE)
     r, u = 8 * (token >> 4 & 3) + (token & 7), 2 * (token >> 6) + (token >> 3 & 1)
-    parts, patterns = [], _patterns(layout.kv_heads, layout.head_dim)
+    parts, signed = [], np.zeros(layout.kv_heads * layout.head_dim, np.int64)
     for head, cells in enumerate(layout.cells):
         start = int(layout.offsets[head, 0]) // 4
         for at, cell in enumerate(cells):
             first = start + int(layout.cell_planes[head, at, 0]) * LANES
             for n, member in enumerate(cell.members):
                 column = head * layout.head_dim + member.index
-                signed = layout.signed_at(at, member)
-                if signed:
-                    _signed(patterns, column)
+                signed[column] = layout.signed_at(at, member)
                 for bit in range(member.bits):
-                    shift = _shift(bit, signed and 1 << bit == SIGN, u, np.array(n))
-                    parts.append((column, bit, first + bit * LANES + r, shift))
-    return _collect(parts, patterns)
+                    sign = bool(signed[column]) and 1 << bit == SIGN
+                    shift = _code_shift(n, sign) + (0 if sign else bit % 4)
+                    parts.append((column, bit, first + bit * LANES, shift, int(sign)))
+    columns, bits, words, shifts, signs = np.array(parts).T
+    return _Places(columns, bits, words, shifts, signs, signed, r, np.stack([u, -2 * u]))
 
 
 def _value_places(layout: BitPlaneLayout) -> _Places:
     token = np.arange(PAGE)
     u, x = token >> 4 & 3, 4 * (token & 7) + 2 * (token >> 6) + (token >> 3 & 1)
     q, n = x >> 2 & 3, (x & 3) + 4 * (x >> 4)
-    parts, patterns = [], _patterns(layout.kv_heads, layout.head_dim)
+    parts, signed = [], np.zeros(layout.kv_heads * layout.head_dim, np.int64)
     lane_rows = layout.lane_rows
     for head, values in enumerate(layout.values):
         start = int(layout.offsets[head, 1]) // 4
         for at, value in enumerate(values):
-            signed = value.bits == 4 and layout.value_kind == SIGNED
             column = head * layout.head_dim + value.index
-            if signed:
-                _signed(patterns, column)
+            signed[column] = value.bits == 4 and layout.value_kind == SIGNED
             for bit in range(value.bits):
-                plane = start + int(layout.value_planes[head, bit, 0]) * 4
-                word = plane + (at // lane_rows * 4 + q) * lane_rows + at % lane_rows
-                parts.append((column, bit, word, _shift(bit, signed and 1 << bit == SIGN, u, n)))
-    return _collect(parts, patterns)
+                sign = bool(signed[column]) and 1 << bit == SIGN
+                word = start + int(layout.value_planes[head, bit, 0]) * 4
+                word += at // lane_rows * 4 * lane_rows + at % lane_rows
+                parts.append((column, bit, word, 0 if sign else bit % 4, int(sign)))
+    columns, bits, words, shifts, signs = np.array(parts).T
+    token_shifts = np.stack([_code_shift(n, False) + u, _code_shift(n, True) - 2 * u])
+    return _Places(columns, bits, words, shifts, signs, signed, q * lane_rows, token_shifts)
 
 
 def _norm_elements() -> np.ndarray:
@@ -107,15 +98,26 @@ class _Part:
 
     def __init__(self, places: _Places, norms: Sequence[int], codec: RotatedCodebookCodec, page_bytes: int) -> None:
         self.codec, self._page_bytes = codec, page_bytes
-        tensor = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(codec.device)  # noqa: E731
-        self._columns, self._bits = tensor(places.columns), tensor(places.bits.astype(np.uint8))
-        self._words, self._shifts = tensor(places.words.astype(np.int64)), tensor(places.shifts.astype(np.int32))
-        self._patterns = tensor(places.patterns)
-        self._codes = tensor(np.argsort(places.patterns, axis=1, kind="stable").astype(np.uint8))
-        self._column = torch.arange(places.patterns.shape[0], device=codec.device)
+        tensor = lambda array, dtype: torch.from_numpy(np.array(array, dtype)).to(codec.device)  # noqa: E731
+        self._columns, self._bits = tensor(places.columns, np.int64), tensor(places.bits, np.uint8)
+        self._words, self._token_words = tensor(places.words, np.int64), tensor(places.token_words, np.int64)
+        self._shifts, self._signs = tensor(places.shifts, np.int32), tensor(places.signs, np.int64)
+        self._token_shifts = tensor(places.token_shifts, np.int32)
+        patterns = np.tile(np.arange(256), (2, 1))
+        patterns[1, :16] = stored_patterns(4)
+        self._signed, self._patterns = tensor(places.signed, np.int64), tensor(patterns, np.uint8)
+        self._codes = tensor(np.argsort(patterns, axis=1), np.uint8)
         width = codec.norm_dtype.itemsize
-        elements = _norm_elements()[:, None] + np.array(norms)[None] // width
-        self._norms = tensor(elements.astype(np.int64))
+        self._norms, self._token_norms = tensor(norms, np.int64) // width, tensor(_norm_elements(), np.int64)
+
+    def _places(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The words ``[..., bits]`` of a sequence that hold the codes of ``slots [...]``, the bits in them, int32, and
+        the elements ``[..., norms]`` that are their norms."""
+        token, page = slots % PAGE, torch.div(slots, PAGE, rounding_mode="floor") * self._page_bytes
+        words = (page // 4 + self._token_words[token])[..., None] + self._words
+        shifts = (self._shifts + self._token_shifts[self._signs, token[..., None]]) & 31
+        norms = (page // self.codec.norm_dtype.itemsize + self._token_norms[token])[..., None] + self._norms
+        return words, shifts, norms
 
     def store(self, pages: Tensor, planes: tuple[Tensor, ...], slots: Tensor) -> None:
         """Write the codec's ``planes [batch, tokens, width]`` into ``slots [batch, tokens]`` int64."""
@@ -124,18 +126,15 @@ class _Part:
             self._store(pages, tuple(plane[:, part] for plane in planes), slots[:, part])
 
     def _store(self, pages: Tensor, planes: tuple[Tensor, ...], slots: Tensor) -> None:
-        batch, token = slots.shape[0], slots % PAGE
-        page = torch.div(slots, PAGE, rounding_mode="floor") * self._page_bytes
-        patterns = self._patterns[self._column, self.codec.layout.unpack(planes[0]).long()]
+        batch = slots.shape[0]
+        at, shifts, elements = self._places(slots)
+        patterns = self._patterns[self._signed, self.codec.layout.unpack(planes[0]).long()]
         bits = (patterns.index_select(-1, self._columns) >> self._bits) & 1
-        words, shifts = pages.view(torch.int32).view(batch, -1), self._shifts[token]
-        at = (page[..., None] // 4 + self._words[token]).flatten(1)
-        old = (words.gather(1, at).view_as(shifts) >> shifts) & 1
-        words.scatter_add_(1, at, ((bits.to(torch.int32) - old) << shifts).flatten(1))
-        norms = self.codec.unpack_norms(planes[1])
-        at = page[..., None] // norms.element_size() + self._norms[token]
-        plain = _plain(norms.dtype)
-        pages.view(plain).view(batch, -1).scatter_(1, at.flatten(1), norms.contiguous().view(plain).flatten(1))
+        words = pages.view(torch.int32).view(batch, -1)
+        old = (words.gather(1, at.flatten(1)).view_as(shifts) >> shifts) & 1
+        words.scatter_add_(1, at.flatten(1), ((bits.to(torch.int32) - old) << shifts).flatten(1))
+        norms = self.codec.unpack_norms(planes[1]).contiguous().view(_plain(self.codec.norm_dtype))
+        pages.view(norms.dtype).view(batch, -1).scatter_(1, elements.flatten(1), norms.flatten(1))
 
     def load(self, pages: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         """The first ``tokens`` slots as the codec's planes ``[batch, tokens, width]``."""
@@ -144,16 +143,13 @@ class _Part:
         return torch.cat(codes, 1), torch.cat(norms, 1)
 
     def _load(self, pages: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        batch, token = pages.shape[0], slots % PAGE
-        page = slots // PAGE * self._page_bytes
-        words = pages.view(torch.int32).view(batch, -1)[:, page[:, None] // 4 + self._words[token]]
-        bits = ((words >> self._shifts[token]) & 1).to(torch.uint8) << self._bits
-        patterns = bits.new_zeros(*bits.shape[:2], len(self._column))
+        batch, dtype = pages.shape[0], self.codec.norm_dtype
+        at, shifts, elements = self._places(slots)
+        bits = ((pages.view(torch.int32).view(batch, -1)[:, at] >> shifts) & 1).to(torch.uint8) << self._bits
+        patterns = bits.new_zeros(*bits.shape[:2], len(self._signed))
         patterns.index_add_(2, self._columns, bits)
-        codes = self._codes[self._column, patterns.long()]
-        dtype = self.codec.norm_dtype
-        at = page[:, None] // dtype.itemsize + self._norms[token]
-        norms = pages.view(_plain(dtype)).view(batch, -1)[:, at].view(dtype)
+        codes = self._codes[self._signed, patterns.long()]
+        norms = pages.view(_plain(dtype)).view(batch, -1)[:, elements].view(dtype)
         return self.codec.layout.pack(codes), self.codec.pack_norms(norms)
 
 
