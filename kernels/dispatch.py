@@ -49,7 +49,10 @@ def choose(
     if obstacle is None:
         assert isinstance(key, RotatedCodebook)
         assert isinstance(value, RotatedCodebook)
-        return _triton(key, value)
+        choice = _triton(key, value)
+        if choice.kind != "reference":
+            return choice
+        obstacle = choice.why
     if backend == "triton":
         raise ConfigurationError(f"backend=triton cannot serve this layer: {obstacle}. Use backend=auto.")
     return Choice("reference", obstacle)
@@ -64,8 +67,6 @@ def _obstacle(key: TensorFormat, value: TensorFormat, device: torch.device, grou
     for name, format in (("key", key), ("value", value)):
         if not isinstance(format, RotatedCodebook):
             return f"the {name} format '{format.kind}' has no Triton kernel"
-        if format.centre:
-            return f"the {name} format has a centre, which Triton kernels do not add yet"
         norms = max(len(head.groups) for head in format.heads)
         if norms > MAX_GROUPS:
             return f"the {name} format has {norms} norms a head, past {MAX_GROUPS}"
@@ -88,4 +89,6 @@ def _triton(key: RotatedCodebook, value: RotatedCodebook) -> Choice:
     try:
         return Choice("tiles", "fits the tile layout", TileLayout(key, value))
     except UnsupportedLayout as reason:
+        if key.centre or value.centre:
+            return Choice("reference", f"the general kernel adds no centre, and tiles do not serve: {reason}")
         return Choice("bit_planes", f"the general kernel: {reason}", BitPlaneLayout(key, value))

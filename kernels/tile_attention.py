@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import Fp16Norm, Group
+from kvbench.kernels.tile_centre import TileCentre
 from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tiles import (
     DIM,
@@ -119,12 +120,13 @@ def _padded(group: int) -> int:
 @dataclass(frozen=True)
 class NewToken:
     """A token that attention stores before it reads: ``keys, values [batch, 1, kv_heads, 128]`` into ``slots [batch]``
-    (int32, on the device) as ``encoder`` does."""
+    (int32, on the device) as ``encoder`` does, which takes ``origins`` too."""
 
     encoder: TileEncoder
     keys: Tensor
     values: Tensor
     slots: Tensor
+    origins: Tensor | None = None
 
 
 class TileAttention:
@@ -150,6 +152,7 @@ class TileAttention:
         self.assembly = self.device.type == "cuda" if assembly is None else assembly
         self.splits, self.rotate_output = splits, rotate_output
         self.tables = _tables(layout, self.device)
+        self._centre = TileCentre.of(layout.key_format, self.device)
 
     def __call__(
         self,
@@ -160,13 +163,15 @@ class TileAttention:
         scaling: float,
         extra: Partial | None = None,
         new: "NewToken | None" = None,
+        origins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend ``q [batch, q_heads, 128]`` to tokens ``starts[b] <= t < stops[b]`` (int32, on the device).
 
         ``pages [batch, pages, page_bytes]`` uint8. ``extra``: the same queries' attention over other tokens, ``out
         [batch, q_heads, 128]`` and natural ``lse [batch, q_heads]`` float32, to be merged in. ``new``: a token that is
-        stored first, by the launch that rotates the query. Returns ``out`` in q's dtype and ``lse`` float32; both are
-        those of no token (0, minus infinity) where there is none.
+        stored first, by the launch that rotates the query. ``origins`` (int32 ``[batch]``, on the device): the slot of
+        each sequence's position 0, where keys have a centre; ``starts`` where None. Returns ``out`` in q's dtype and
+        ``lse`` float32; both are those of no token (0, minus infinity) where there is none.
         """
         from kvbench.kernels import tile_kernels as k
         from kvbench.kernels.tile_step_kernels import append_and_rotate
@@ -191,6 +196,7 @@ class TileAttention:
         others = (out, lse) if extra is None else (extra.out, extra.lse)
         turned = (empty(out.shape, torch.float32), torch.empty_like(lse)) if self.rotate_output else (out, lse)
         variant = self.variant(group)
+        centre = self._centre and self._centre.reading(q, starts if origins is None else origins)
         sizes = (kv_heads, self.layout.page_bytes, pages.stride(0))
         cuda = self.device.type == "cuda"
         launch = {"launch_pdl": True} if cuda else {}
@@ -202,11 +208,11 @@ class TileAttention:
         if new is None:
             k.rotate_query[(rows, blocks, 4)](*turning, kv_heads, **how)
         else:
-            inputs, constants = new.encoder.arguments(new.keys, new.values, pages, new.slots)
+            inputs, constants = new.encoder.arguments(new.keys, new.values, pages, new.slots, new.origins)
             append_and_rotate[((2 + blocks * 4) * kv_heads, batch)](*inputs, *turning, **constants, **how)
         k.attend[(splits, rows)](
             query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial,
-            partial_lse, *sizes, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,
+            partial_lse, *sizes, centre, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,
             DEPENDENT=self._dependent(rows * splits), num_warps=4, **launch,
             **({"maxnreg": REGISTERS} if self.assembly else {}),
         )  # fmt: skip
@@ -242,6 +248,7 @@ class TileAttention:
             "VALUE_WORDS": self.layout.value_words,
             "KEY_LOG": self.layout.key_norm_bits == 8,
             "VALUE_LOG": self.layout.value_norm_bits == 8,
+            "CENTRE": self._centre is not None,
         }
 
     def splits_for(self, batch: int, pages: int) -> int:
@@ -256,7 +263,13 @@ class TileAttention:
 
 
 def reference_attention(
-    q: Tensor, layout: TileLayout, pages: Tensor, starts: Tensor, stops: Tensor, scaling: float
+    q: Tensor,
+    layout: TileLayout,
+    pages: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    scaling: float,
+    origins: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What :class:`TileAttention` computes, from the reference codec's decoded values, in float64.
 
@@ -273,7 +286,11 @@ def reference_attention(
         keys, values = (
             decode_codes(codec, *part) for codec, part in _parts(layout, pages[b], stop, key_codec, value_codec)
         )
-        logits = torch.einsum("hgc,thc->hgt", turned[b], keys[start:stop]) * scaling
+        logits = torch.einsum("hgc,thc->hgt", turned[b], keys[start:stop])
+        position = torch.arange(start, stop, device=q.device) - (starts if origins is None else origins)[b]
+        if (centre := key_codec.centre(position)) is not None:
+            logits += torch.einsum("hgd,thd->hgt", queries[b].double(), centre.double())
+        logits *= scaling
         lses.append(torch.logsumexp(logits, -1))
         weights = torch.exp(logits - lses[-1].nan_to_num(neginf=0.0)[..., None])
         outs.append(torch.einsum("hgt,thc->hgc", weights, values[start:stop]))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.formats import Codebook, Fp16Norm, RotatedCodebook
+from kvbench.kernels.tile_centre import TileCentre
 from kvbench.kernels.tiles import DIM, PAGE, SLABS, UNIT, HeadTile, TileLayout, matrices, slab_bits, stored_patterns
 
 PREFILL = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
@@ -103,17 +104,21 @@ class TileEncoder:
         self.layout, self.device = layout, torch.device(device)
         self.flag = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._tables = _tables(layout, self.device)
+        self._centre = TileCentre.of(layout.key_format, self.device)
 
-    def __call__(self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor) -> None:
+    def __call__(
+        self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor, origins: Tensor | None = None
+    ) -> None:
         """Encode token ``i`` of sequence ``b`` into slot ``firsts[b] + i`` (int32, on the device).
 
         ``keys`` and ``values`` are fp16, bf16 or fp32. Slots around the new ones keep their contents. The pages must
-        reach.
+        reach. ``origins`` (int32 ``[batch]``, on the device): the slot of each sequence's position 0, where keys have a
+        centre; zeros where None.
         """
         from kvbench.kernels import tile_encode_kernels as k
 
         batch, tokens = keys.shape[:2]
-        arguments, constants = self.arguments(keys, values, pages, firsts)
+        arguments, constants = self.arguments(keys, values, pages, firsts, origins)
         heads = 2 * self.layout.kv_heads
         if tokens == 1:
             on_gpu = self.device.type == "cuda"
@@ -125,7 +130,7 @@ class TileEncoder:
         k.prefill[grid](tokens, share, *arguments, **constants, **PREFILL)
 
     def arguments(
-        self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor
+        self, keys: Tensor, values: Tensor, pages: Tensor, firsts: Tensor, origins: Tensor | None
     ) -> tuple[tuple[Any, ...], dict[str, int]]:
         """What a launch that stores these tokens is given: arguments, and constants that are compiled in."""
         layout = self.layout
@@ -134,7 +139,10 @@ class TileEncoder:
                 raise ValueError(f"expected [batch, tokens, {layout.kv_heads}, {DIM}], not {list(x.shape)}")
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
         sizes = (layout.kv_heads, layout.page_bytes, pages.stride(0), keys.stride()[:3], values.stride()[:3])
-        return (keys, values, *self._tables.all(), pages, firsts, self.flag, *sizes), self.variant
+        centre = None
+        if self._centre is not None:
+            centre = self._centre.encoding(torch.zeros_like(firsts) if origins is None else origins)
+        return (keys, values, *self._tables.all(), pages, firsts, self.flag, centre, *sizes), self.variant
 
     @cached_property
     def variant(self) -> dict[str, int]:
@@ -147,6 +155,7 @@ class TileEncoder:
             "KEY_LOG": layout.key_norm_bits == 8,
             "VALUE_LOG": layout.value_norm_bits == 8,
             "ANY_WIDE": any(book.bits == 4 for tile in layout.key for book in tile.codebooks),
+            "CENTRE": layout.key_format.centre is not None,
         }
 
     def _share(self, work: int) -> int:

@@ -25,6 +25,8 @@ finite raise a flag in memory and encode as zero. Tested: tests/kernels/test_tri
 import triton
 import triton.language as tl
 
+from kvbench.kernels.tile_centre_kernels import centre_at, centre_vectors, page_centres
+
 FP16_MAX = tl.constexpr(65504.0)
 CODE_BITS = tl.constexpr(0x6400)  # fp16's 1024, whose low mantissa bits are an integer
 CODE_BIAS = tl.constexpr(1024.0)
@@ -323,13 +325,16 @@ def _table(thresholds, entries, shares, norms, offsets, head):
 
 
 @triton.jit
-def _rotated_page(source, stride, page, bounds, high, low):
-    """The vectors of a page's tokens, rotated ``[128, 128]``, their scales, and which tokens are new."""
+def _rotated_page(source, stride, page, bounds, high, low, centre, row, CENTRE: tl.constexpr):
+    """The vectors of a page's tokens, less their centre, rotated ``[128, 128]``, their scales, and which tokens are
+    new."""
     first, tokens = bounds
     t = tl.arange(0, 128)
     index = page * 128 + t - first
     new = (index >= 0) & (index < tokens)
     x = tl.load(source + index[:, None].to(tl.int64) * stride + t[None, :], mask=new[:, None], other=0.0)
+    if CENTRE:
+        x = x.to(tl.float32) - page_centres(centre, row[0], row[1], page)
     y, scale = _rotate(x, high, low)
     return y, scale, new
 
@@ -350,6 +355,7 @@ def prefill(
     pages,
     firsts,
     flag,
+    centre,
     kv_heads,
     page_bytes,
     batch_stride,
@@ -361,6 +367,7 @@ def prefill(
     KEY_LOG: tl.constexpr,
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
+    CENTRE: tl.constexpr,
 ):
     """Grid (blocks, 2 * kv_heads, batch): ``share`` pages of one head's keys (first half of the heads) or values.
 
@@ -369,7 +376,8 @@ def prefill(
     backs float32, the rotation's scale to be multiplied back; thresholds float32 ``[4 slabs, 8]``; entries int32
     ``[4 slabs, 16]`` (8 entries, flip, wide, run); shares int32 ``[4 words, 4 slabs, 3]`` (mask, left, right); norms
     float32 ``[3 runs, 4]`` (low, step, unit, codebook's scale); offsets int32 ``[2]``: codes and norms in a page, in
-    units of 128 bytes. ``flag`` int32 ``[1]`` is set where a number is not finite.
+    units of 128 bytes. ``flag`` int32 ``[1]`` is set where a number is not finite. ``centre``, with CENTRE: what is
+    taken off keys, see :meth:`kvbench.kernels.tile_centre.TileCentre.encoding`.
     """
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(firsts + sequence)
@@ -385,13 +393,17 @@ def prefill(
     if head < kv_heads:
         source = keys + sequence.to(tl.int64) * key_strides[0] + head.to(tl.int64) * key_strides[2]
         for page in range(start, stop):
-            y, scale, new = _rotated_page(source, key_strides[1], page, bounds, high, low)
+            y, scale, new = _rotated_page(
+                source, key_strides[1], page, bounds, high, low, centre, (sequence, head), CENTRE
+            )
             at = pages + page_bytes.to(tl.int64) * page
             _encode_keys(y, scale * back, t, new, table, at, flag, KEY_WORDS, RUNS, KEY_LOG, ANY_WIDE)
     else:
         source = values + sequence.to(tl.int64) * value_strides[0] + (head - kv_heads).to(tl.int64) * value_strides[2]
         for page in range(start, stop):
-            y, scale, new = _rotated_page(source, value_strides[1], page, bounds, high, low)
+            y, scale, new = _rotated_page(
+                source, value_strides[1], page, bounds, high, low, centre, (sequence, head), False
+            )
             at = pages + page_bytes.to(tl.int64) * page
             whole = (page * 128 >= first) & (page * 128 + 128 <= first + tokens)
             _encode_values(y, scale * back, t, new, whole, table, at, flag, VALUE_WORDS, VALUE_LOG)
@@ -417,10 +429,11 @@ def append_token(
     KEY_LOG: tl.constexpr,
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
+    CENTRE: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
     """What a block of :func:`append` does; ``io`` and ``sizes`` are its arguments from ``keys`` and ``kv_heads``."""
-    keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag = io
+    keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag, centre = io
     kv_heads, page_bytes, batch_stride, key_strides, value_strides = sizes
     WIDE: tl.constexpr = ANY_WIDE or VALUE_WORDS == 4
     if PREFETCH:  # registers hold a part of the rotation at a time, and the parts would come one after the other
@@ -433,6 +446,16 @@ def append_token(
     entries += slab * 16
     # everything is asked for at once: round trips to memory are most of the time
     position = tl.load(firsts + sequence)
+    if CENTRE:
+        if head < kv_heads:
+            origin, turns, mu, across = centre_vectors(centre, sequence, head)
+        else:
+            origin, turns, mu, across = (
+                position,
+                tl.zeros((128,), tl.int64),
+                tl.zeros((128,), tl.float32),
+                tl.zeros((128,), tl.float32),
+            )
     code_offset, norm_offset, back = tl.load(offsets), tl.load(offsets + 1), tl.load(backs + head)
     if head < kv_heads:
         source = keys + sequence.to(tl.int64) * key_strides[0] + head.to(tl.int64) * key_strides[2]
@@ -460,6 +483,8 @@ def append_token(
         value_shares = value_shares + (_share(shares + word * 12 + ((slot >> 4) & 3) * 3),)
         old = old + (tl.load(target + word * 512, mask=(n >= 0) & (head >= kv_heads), other=0),)
 
+    if CENTRE:
+        x -= centre_at(turns, mu, across, position - origin)[0]
     y = tl.sum(turn * x[:, None], axis=0)
     size, squares = tl.abs(y), y * y
     finite = tl.sqrt(tl.sum(squares, axis=0)) * back < float("inf")
@@ -524,6 +549,7 @@ def append(
     pages,
     firsts,
     flag,
+    centre,
     kv_heads,
     page_bytes,
     batch_stride,
@@ -535,6 +561,7 @@ def append(
     KEY_LOG: tl.constexpr,
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
+    CENTRE: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
     """Grid (2 * kv_heads, batch): one head's key or value of one token, into slot ``firsts[b]``.
@@ -544,7 +571,7 @@ def append(
     append_token(
         tl.program_id(0),
         tl.program_id(1),
-        (keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag),
+        (keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag, centre),
         (kv_heads, page_bytes, batch_stride, key_strides, value_strides),
         KEY_WORDS,
         VALUE_WORDS,
@@ -552,5 +579,6 @@ def append(
         KEY_LOG,
         VALUE_LOG,
         ANY_WIDE,
+        CENTRE,
         PREFETCH,
     )

@@ -101,6 +101,7 @@ def attend(
     kv_heads,
     page_bytes,
     batch_stride,
+    centre,
     HEADS: tl.constexpr,
     WORDS: tl.constexpr,
     VALUE_TEMPLATE: tl.constexpr,
@@ -110,12 +111,15 @@ def attend(
     STAGES: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    CENTRE: tl.constexpr,
 ):
     """Grid (splits, batch * kv_heads): a split of one sequence's pages for one KV head.
 
     query float32 ``[batch * kv_heads, HEADS, 128]``, rotated; ``scaling`` includes log2(e); pages uint8; starts,
     stops int32 ``[batch]``: the tokens attended; partial float16 ``[batch * kv_heads, HEADS, splits, 128]``;
-    partial_lse float32 ``[batch * kv_heads, HEADS, splits]``, base 2.
+    partial_lse float32 ``[batch * kv_heads, HEADS, splits]``, base 2. ``centre``, with CENTRE: q as it came ``[batch,
+    kv_heads * group, 128]`` and its strides, origins int32 ``[batch]`` (the slot of position 0), and the tables of
+    :meth:`kvbench.kernels.tile_centre.TileCentre.reading`.
     """
     if DEPENDENT == EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -142,9 +146,16 @@ def attend(
             splits,
             page_bytes,
         )
+        ours = centre
+        if CENTRE:
+            q, q_batch_stride, q_head_stride, origins, dims, vectors, turns, half, table = centre
+            q += sequence.to(tl.int64) * q_batch_stride + head * group * q_head_stride
+            origin = tl.load(origins + sequence)
+            ours = (q, q_head_stride, origin, dims, vectors + head * 256, turns, half, table)
         attend_pages(
             io,
             (first, last, start, stop),
+            ours,
             HEADS,
             WORDS,
             VALUE_TEMPLATE,
@@ -154,6 +165,7 @@ def attend(
             STAGES,
             ASSEMBLY,
             DEPENDENT,
+            CENTRE,
         )
 
 

@@ -42,13 +42,13 @@ def split_bytes(x, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def byte_columns(high, low, ROWS: tl.constexpr, HEADS: tl.constexpr):
-    """int8 ``[ROWS, HEADS]`` twice -> ``[ROWS, columns]``: column ``2 g`` is head g's high part, ``2 g + 1`` its low.
+    """``[ROWS, HEADS]`` twice -> ``[ROWS, columns]``: column ``2 g`` is head g's high part, ``2 g + 1`` its low.
 
     At least 16 columns, for want of which Triton leaves the warpgroup instructions: 4 heads fill half of them.
     """
     pair = tl.join(high, low)
     if HEADS == 4:
-        pair = tl.permute(tl.join(pair, tl.zeros((ROWS, 4, 2), tl.int8)), (0, 3, 1, 2))
+        pair = tl.permute(tl.join(pair, tl.zeros((ROWS, 4, 2), high.dtype)), (0, 3, 1, 2))
         return tl.reshape(pair, (ROWS, 16))
     else:
         return tl.reshape(pair, (ROWS, 2 * HEADS))

@@ -23,6 +23,7 @@ One loop is compiled for each template, so that a head pays for its own alone. T
 import triton
 import triton.language as tl
 
+from kvbench.kernels.tile_centre_kernels import centre_logits, centre_query
 from kvbench.kernels.tile_codes import load_words, unpack_words
 from kvbench.kernels.tile_norms import key_norms, load_norms, token_rows, value_log_norms
 from kvbench.kernels.tile_operands import (
@@ -168,6 +169,7 @@ def _weighted(
 def _attend_template(
     head,
     span,
+    centre,
     HEADS: tl.constexpr,
     TEMPLATE: tl.constexpr,
     R0: tl.constexpr,
@@ -181,6 +183,7 @@ def _attend_template(
     STAGES: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    CENTRE: tl.constexpr,
 ):
     """:func:`attend_pages` for a head whose runs of R0, R1, R2 slabs have a norm and a query scale each."""
     query, group, scaling, pages, head_ints, head_floats, places, levels, out, lse, splits, page_bytes = head
@@ -204,7 +207,9 @@ def _attend_template(
     if R2 > 0:
         scale2 = tl.load(key_scale + 2)
     value_low, value_step = tl.load(head_floats + _VALUE_LOW), tl.load(head_floats + _VALUE_STEP)
-    if DEPENDENT:  # everything above is constant; the query comes from the kernel before
+    if CENTRE:
+        along, across, waves = centre_query(centre, group, scaling, first, HEADS)
+    if DEPENDENT:  # everything above is there; the rotated query comes from the kernel before
         tl.extra.cuda.gdc_wait()
     # A run's integers have a step of their own, for its coordinates are alike and other runs' are not. The steps of two
     # runs have one ratio for all query heads, which then belongs to the run's norms: one scale a head is left.
@@ -271,6 +276,9 @@ def _attend_template(
             ASSEMBLY,
         )
         logit = _logits(keys, norms, query_parts, runs, bias, R0, R1, R2, HEADS, HALF, KEY_LOG, ASSEMBLY)
+        if CENTRE:
+            more, along, across = centre_logits(along, across, waves, HEADS)
+            logit += more
         peak = tl.max(logit, axis=0)
         running = tl.maximum(running, peak)
         now = tl.maximum(peak, running - SLACK)
@@ -304,6 +312,7 @@ def _attend_template(
 def attend_pages(
     head,
     span,
+    centre,
     HEADS: tl.constexpr,
     WORDS: tl.constexpr,
     VALUE_TEMPLATE: tl.constexpr,
@@ -313,58 +322,61 @@ def attend_pages(
     STAGES: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    CENTRE: tl.constexpr,
 ):
     """Attend one head's queries to pages ``first..last`` of a sequence, tokens ``start..stop``.
 
     ``head``: query float32 ``[group, 128]`` (rotated), group, scaling (with log2(e)), the sequence's pages, the
     head's rows of ints, floats, places and levels, where its partial output float16 ``[HEADS, splits, 128]`` and
     log-sum-exp float32 ``[HEADS, splits]`` (base 2) go, splits, page_bytes. ``span``: first, last, start, stop.
+    ``centre``, with CENTRE: the queries ``[group, 128]`` as they came and their stride, the slot of position 0, and of
+    the tables of :mod:`kvbench.kernels.tile_centre` dims, the head's vectors, turns, half and table.
     """
     template = tl.load(head[4] + _TEMPLATE)
     # the numbers after a template are the slabs in its runs of equal width
     if WORDS == 4:
         _attend_template(
-            head, span, HEADS, 4444, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-            ASSEMBLY, DEPENDENT,
+            head, span, centre, HEADS, 4444, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+            STAGES, ASSEMBLY, DEPENDENT, CENTRE,
         )  # fmt: skip
     elif WORDS == 3:
         if template == 3333:
             _attend_template(
-                head, span, HEADS, 3333, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-                ASSEMBLY, DEPENDENT,
+                head, span, centre, HEADS, 3333, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+                STAGES, ASSEMBLY, DEPENDENT, CENTRE,
             )  # fmt: skip
         elif template == 4332:
             _attend_template(
-                head, span, HEADS, 4332, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-                ASSEMBLY, DEPENDENT,
+                head, span, centre, HEADS, 4332, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+                STAGES, ASSEMBLY, DEPENDENT, CENTRE,
             )  # fmt: skip
         elif template == 4422:
             _attend_template(
-                head, span, HEADS, 4422, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-                ASSEMBLY, DEPENDENT,
+                head, span, centre, HEADS, 4422, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+                STAGES, ASSEMBLY, DEPENDENT, CENTRE,
             )  # fmt: skip
         else:
             _attend_template(
-                head, span, HEADS, 4431, 2, 1, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-                ASSEMBLY, DEPENDENT,
+                head, span, centre, HEADS, 4431, 2, 1, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+                STAGES, ASSEMBLY, DEPENDENT, CENTRE,
             )  # fmt: skip
     elif template == 2222:
         _attend_template(
-            head, span, HEADS, 2222, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-            ASSEMBLY, DEPENDENT,
+            head, span, centre, HEADS, 2222, 4, 0, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+            STAGES, ASSEMBLY, DEPENDENT, CENTRE,
         )  # fmt: skip
     elif template == 3221:
         _attend_template(
-            head, span, HEADS, 3221, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-            ASSEMBLY, DEPENDENT,
+            head, span, centre, HEADS, 3221, 1, 2, 1, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+            STAGES, ASSEMBLY, DEPENDENT, CENTRE,
         )  # fmt: skip
     elif template == 3311:
         _attend_template(
-            head, span, HEADS, 3311, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-            ASSEMBLY, DEPENDENT,
+            head, span, centre, HEADS, 3311, 2, 2, 0, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+            STAGES, ASSEMBLY, DEPENDENT, CENTRE,
         )  # fmt: skip
     else:
         _attend_template(
-            head, span, HEADS, 4211, 1, 1, 2, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG, STAGES,
-            ASSEMBLY, DEPENDENT,
+            head, span, centre, HEADS, 4211, 1, 1, 2, WORDS, VALUE_TEMPLATE, VALUE_WORDS, KEY_LOG, VALUE_LOG,
+            STAGES, ASSEMBLY, DEPENDENT, CENTRE,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvbench.kernels.attention import Partial, attend_dense
 from kvbench.kernels.formats import Fp16Norm
+from kvbench.kernels.tile_centre import TileCentre
 from kvbench.kernels.tiles import DIM, PAGE, SLABS, UNIT, HeadTile, TileLayout, code_places, matrices, stored_patterns
 
 TILE_TOKENS = 16384  # decoded at a time, all sequences together: 64 MB of keys and values with 8 KV heads
@@ -61,6 +62,7 @@ class TilePrefill:
     def __init__(self, layout: TileLayout, device: torch.device | str, tile_tokens: int = TILE_TOKENS) -> None:
         self.layout, self.device, self.tile_tokens = layout, torch.device(device), tile_tokens
         self._tables = _tables(layout, self.device)
+        self._centre = TileCentre.of(layout.key_format, self.device)
         self._key_rotation = matrices(layout.key_format)[1].to(self.device)
         self._value_rotation = matrices(layout.value_format)[1].to(self.device)
 
@@ -74,6 +76,7 @@ class TilePrefill:
         own: tuple[Tensor, Tensor] | None = None,
         own_starts: Tensor | None = None,
         extra: Partial | None = None,
+        origins: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend a chunk ``q [batch, tokens, q_heads, 128]`` (fp16, bf16 or fp32; rotary embedding applied).
 
@@ -86,7 +89,8 @@ class TilePrefill:
         The first ``own_starts[b]`` tokens of the chunk are padding that nobody sees (int32 ``[batch]``; by default
         those whose slot ``stop + i`` is before ``starts[b]``); the outputs at padding are finite and mean nothing.
         ``extra``: the same queries' attention over tokens held elsewhere, ``out [batch, tokens, q_heads, 128]`` and
-        natural ``lse [batch, tokens, q_heads]``, merged in.
+        natural ``lse [batch, tokens, q_heads]``, merged in. ``origins`` (int32 ``[batch]``, on the device): the slot of
+        each sequence's position 0, where keys have a centre; ``starts`` where None.
 
         Returns ``out`` like ``q`` and natural ``lse`` float32 ``[batch, tokens, q_heads]``, of all tokens seen.
         """
@@ -101,11 +105,12 @@ class TilePrefill:
         merged = _Merged(batch, tokens, q_heads, q.device)
         if packed_stop:
             turned = _turn(self._key_rotation, q).to(_working(q.device))
-            for keys, values, first in self._tiles(pages, 0, stop):
+            origins = starts if origins is None else origins
+            for keys, values, first in self._tiles(pages, 0, stop, origins):
                 bounds = (starts - first).clamp(0, keys.shape[1]), min(stop - first, keys.shape[1])
                 merged.add(*_attend(turned, keys, values, *bounds, torch.zeros_like(own_starts), False, scaling))
             if own is None:
-                ((keys, values, first),) = self._tiles(pages, stop, packed_stop, whole=True)
+                ((keys, values, first),) = self._tiles(pages, stop, packed_stop, origins, whole=True)
                 bounds = stop - first + own_starts, packed_stop - first
                 merged.add(*_attend(turned, keys, values, *bounds, own_starts, True, scaling))
             del turned
@@ -116,7 +121,9 @@ class TilePrefill:
             merged.add(extra.out, extra.lse)
         return merged.out.to(q.dtype), merged.lse
 
-    def _tiles(self, pages: Tensor, start: int, stop: int, whole: bool = False) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def _tiles(
+        self, pages: Tensor, start: int, stop: int, origins: Tensor, whole: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Tokens ``start..stop`` decoded, as ``(keys, values, slot of their first token)``, in one or several tiles.
 
         The tensors are overwritten by the next tile.
@@ -129,6 +136,9 @@ class TilePrefill:
             count = min(share, end - page)
             keys, values = space.flatten(1)[:, : batch * count * PAGE * heads * DIM].view(2, batch, -1, heads, DIM)
             self.decode(pages, page, keys, values)
+            if self._centre is not None:
+                slots = torch.arange(page * PAGE, (page + count) * PAGE, device=pages.device)
+                keys += self._centre.coordinates(slots - origins[:, None])
             yield keys.to(_working(pages.device)), values.to(_working(pages.device)), page * PAGE
 
     def decode(self, pages: Tensor, first_page: int, keys: Tensor, values: Tensor) -> None:

@@ -27,6 +27,7 @@ def append_and_rotate(
     pages,
     firsts,
     flag,
+    centre,
     kv_heads,
     page_bytes,
     batch_stride,
@@ -44,6 +45,7 @@ def append_and_rotate(
     KEY_LOG: tl.constexpr,
     VALUE_LOG: tl.constexpr,
     ANY_WIDE: tl.constexpr,
+    CENTRE: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -56,7 +58,7 @@ def append_and_rotate(
         append_token(
             block,
             sequence,
-            (keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag),
+            (keys, values, rotations, backs, thresholds, entries, shares, norms, offsets, pages, firsts, flag, centre),
             (kv_heads, page_bytes, batch_stride, key_strides, value_strides),
             KEY_WORDS,
             VALUE_WORDS,
@@ -64,6 +66,7 @@ def append_and_rotate(
             KEY_LOG,
             VALUE_LOG,
             ANY_WIDE,
+            CENTRE,
             DEPENDENT,
         )
     else:

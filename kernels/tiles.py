@@ -158,8 +158,10 @@ class TileLayout:
     def __init__(self, key: RotatedCodebook, value: RotatedCodebook) -> None:
         if key.kv_heads != value.kv_heads:
             raise UnsupportedLayout("keys and values differ in KV heads")
-        if key.centre or value.centre:
-            raise UnsupportedLayout("tiles have no centre term")
+        if value.centre:
+            raise UnsupportedLayout("values have a centre, which tiles do not add to the output")
+        if key.centre and key.centre.per_token:
+            raise UnsupportedLayout("keys have a centre chosen token by token, whose bits tiles do not hold")
         self.kv_heads = key.kv_heads
         self.key_format, self.value_format = key, value
         self.key = [HeadTile.of(head) for head in key.heads]

@@ -65,12 +65,13 @@ class TileStorage:
 
     @property
     def nbytes(self) -> tuple[int, int]:
-        """Bytes of the pages, keys' part and values' part."""
+        """Bytes of the pages and of the formats' constants, keys' part and values' part."""
         total = self.pages.untyped_storage().nbytes()
         key_codes, value_codes, key_norms, value_norms = self.layout.offsets[: self.layout.kv_heads].T
         of_keys = int((value_codes - key_codes + value_norms - key_norms).sum())
         keys = total // self.layout.page_bytes * of_keys
-        return keys, total - keys
+        constants = self.kernels.key_codec.constant_bytes, self.kernels.value_codec.constant_bytes
+        return keys + constants[0], total - keys + constants[1]
 
     def reserve(self, tokens: int) -> None:
         if tokens <= self.capacity:
@@ -81,10 +82,10 @@ class TileStorage:
 
     def write(self, first: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         firsts = torch.full((self.batch,), first, dtype=torch.int32, device=self.pages.device)
-        self.kernels.encode(keys, values, self.pages, firsts)
+        self.kernels.encode(keys, values, self.pages, firsts, (first - positions[:, 0]).to(torch.int32))
 
     def append(self, key: Tensor, value: Tensor, at: Span) -> None:
-        self.kernels.encode(key[:, None], value[:, None], self.pages, at.slots)
+        self.kernels.encode(key[:, None], value[:, None], self.pages, at.slots, at.starts)
 
     def step(self, query: Tensor, key: Tensor, value: Tensor, at: Span, scaling: float, exact: bool) -> Tensor:
         own = own_token(query, key, value, scaling) if exact else None
@@ -93,7 +94,7 @@ class TileStorage:
 
     def new_token(self, key: Tensor, value: Tensor, at: Span) -> NewToken:
         """A step's token, for attention to store."""
-        return NewToken(self.kernels.encode, key[:, None], value[:, None], at.slots)
+        return NewToken(self.kernels.encode, key[:, None], value[:, None], at.slots, at.starts)
 
     def attend(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None
@@ -104,15 +105,18 @@ class TileStorage:
             codecs, planes = (self.kernels.key_codec, self.kernels.value_codec), self._planes(visibility.tokens)
             return attend_packed(queries, *codecs, *planes, visibility.packed, scaling, visibility.starts)
         starts, _ = visibility.packed_span()
+        origins = visibility.starts.to(torch.int32)
         query = queries.flatten(2, 3).contiguous()
-        out, lse = self.kernels.prefill(query, self.pages, starts, visibility.first, scaling, own)
+        out, lse = self.kernels.prefill(query, self.pages, starts, visibility.first, scaling, own, origins=origins)
         return Partial(out.view_as(queries).float(), lse.view(queries.shape[:-1]))
 
     def _attend_token(
         self, queries: Tensor, visibility: "Visibility", scaling: float, own: tuple[Tensor, Tensor] | None
     ) -> Partial:
         starts, stops = visibility.packed_span()
-        out, lse = self.kernels.attend(queries[:, 0].flatten(1, 2), self.pages, starts, stops, scaling)
+        origins = visibility.starts.to(torch.int32)
+        query = queries[:, 0].flatten(1, 2)
+        out, lse = self.kernels.attend(query, self.pages, starts, stops, scaling, origins=origins)
         packed = Partial(out.view_as(queries).float(), lse.view(queries.shape[:-1]))
         return packed if own is None else merge([packed, attend_dense(queries, *own, visibility.own(), scaling)])
 
