@@ -46,17 +46,19 @@ def centre_at(turns, mu, across, position):
 
 
 @triton.jit
-def centre_vectors(centre, sequence, head):
-    """What encoding a head's keys reads: the slot of position 0, and per dim turns, mu and across ``[128]``."""
+def centre_vectors(centre, sequence, head, there):
+    """What encoding a head's keys reads: the slot of position 0, and per dim turns, mu and across ``[128]``; the latter
+    two are zero unless ``there``."""
     d = tl.arange(0, 128)
-    vectors = centre[2] + head * 256 + d
-    return tl.load(centre[0] + sequence), tl.load(centre[1] + d), tl.load(vectors), tl.load(vectors + 128)
+    vectors, mine = centre[2] + head * 256 + d, there & (d >= 0)
+    mu, across = tl.load(vectors, mask=mine, other=0.0), tl.load(vectors + 128, mask=mine, other=0.0)
+    return tl.load(centre[0] + sequence), tl.load(centre[1] + d), mu, across
 
 
 @triton.jit
 def page_centres(centre, sequence, head, page):
     """The centre of a head's keys at each token of a page, float32 ``[128, 128 dims]``."""
-    origin, turns, mu, across = centre_vectors(centre, sequence, head)
+    origin, turns, mu, across = centre_vectors(centre, sequence, head, True)
     straight, turned = centre_at(turns, mu, across, page * 128 - origin)
     t = tl.arange(0, 128)
     waves = centre[3] + t[:, None] * 128 + t[None, :]

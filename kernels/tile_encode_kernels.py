@@ -447,15 +447,7 @@ def append_token(
     # everything is asked for at once: round trips to memory are most of the time
     position = tl.load(firsts + sequence)
     if CENTRE:
-        if head < kv_heads:
-            origin, turns, mu, across = centre_vectors(centre, sequence, head)
-        else:
-            origin, turns, mu, across = (
-                position,
-                tl.zeros((128,), tl.int64),
-                tl.zeros((128,), tl.float32),
-                tl.zeros((128,), tl.float32),
-            )
+        origin, turns, mu, across = centre_vectors(centre, sequence, head, head < kv_heads)
     code_offset, norm_offset, back = tl.load(offsets), tl.load(offsets + 1), tl.load(backs + head)
     if head < kv_heads:
         source = keys + sequence.to(tl.int64) * key_strides[0] + head.to(tl.int64) * key_strides[2]
