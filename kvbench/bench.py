@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from kvbench.errors import ConfigurationError
 from kvbench.kernels import fp16_attention
 from kvbench.kernels.bit_plane_attention import BitPlaneAttention
 from kvbench.kernels.bit_planes import BitPlaneLayout
-from kvbench.kernels.formats import Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
+from kvbench.kernels.formats import Centre, Group, HaarRotation, HeadFormat, LogNorm, RotatedCodebook, Segment
 from kvbench.kernels.measure import copies, copy_bandwidth, measure, read_bandwidth
 from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
 from kvbench.kernels.tile_attention import TileAttention, reference_attention
@@ -49,6 +50,8 @@ ALLOCATIONS = {
     "blockgtq-k3v3": (("4332", "4422", "4332", "4431"), 3),
     "blockgtq-k2v2": (("3221", "2222", "3221", "3311"), 2),
     "tqmse-k4v4": (("4444",), 4),
+    "cblockgtq-k3v3": (("4332", "4422", "4332", "4431"), 3),
+    "cblockgtq-k2v2": (("3221", "2222", "3221", "3311"), 2),
 }
 NAMES = (*ALLOCATIONS, EXACT)
 LARGEST_FP16 = 40e9  # bytes of one fp16 cache: beyond it the device's memory does not hold what is compared
@@ -87,12 +90,26 @@ def head_format(widths: str, seed: int) -> HeadFormat:
     return HeadFormat(tuple(groups))
 
 
+def key_centre(kv_heads: int) -> Centre:
+    """A mean of keys under RoPE with base 10^6, three times the keys' spread in the slowest blocks and 0.03 times in
+    the fastest."""
+    blocks = DIM // 2
+    size = 3 * np.logspace(-2, 0, blocks)
+    vectors = np.random.default_rng(7).standard_normal((kv_heads, 2, blocks)) * size
+    return Centre(
+        tuple(tuple(row) for row in vectors.reshape(kv_heads, DIM).tolist()),
+        tuple((block, block + blocks) for block in range(blocks)),
+        tuple(1e6 ** (-block / blocks) for block in range(blocks)),
+    )
+
+
 def layout_for(allocation: str, kv_heads: int) -> TileLayout:
-    """The tile layout of a layer under one of :data:`ALLOCATIONS`."""
+    """The tile layout of a layer under one of :data:`ALLOCATIONS`; keys of ``cblockgtq`` have a centre."""
     widths, value_bits = ALLOCATIONS[allocation]
     key = tuple(head_format(widths[head % len(widths)], 100 + head) for head in range(kv_heads))
     value = tuple(head_format(str(value_bits) * 4, 900 + head) for head in range(kv_heads))
-    return TileLayout(RotatedCodebook(key), RotatedCodebook(value))
+    centre = key_centre(kv_heads) if allocation.startswith("cblockgtq") else None
+    return TileLayout(RotatedCodebook(key, centre), RotatedCodebook(value))
 
 
 def random_pages(layout: TileLayout, batch: int, tokens: int, device: str, generator: torch.Generator) -> Tensor:
@@ -225,18 +242,21 @@ def check_accuracy(allocation: str, geometry: str, device: str, tokens: int = 50
     generator = torch.Generator(device).manual_seed(3)
     key, value = RotatedCodebookCodec(layout.key_format, device), RotatedCodebookCodec(layout.value_format, device)
     lengths = [tokens, tokens // 3]
+    starts = torch.tensor([0, 37], dtype=torch.int32, device=device)
     pages = layout.allocate(len(lengths), tokens, device)
     for index, length in enumerate(lengths):
         x = torch.randn(2, length, kv_heads, DIM, device=device, generator=generator) * 2
+        positions = torch.arange(length, device=device) - starts[index]
+        if (centre := key.centre(positions)) is not None:
+            x[0] += centre
         shaped, norms = [], []
         for codec, part in zip((key, value), x, strict=True):
-            rows, stored = codec.encode(part)
+            rows, stored = codec.encode(part, positions)
             shaped.append(codec.layout.unpack(rows).reshape(length, kv_heads, DIM))
             norms.append(stored)
         packed = layout.pack(shaped[0], norms[0], shaped[1], norms[1])
         pages[index, : packed.shape[0]] = packed
     q = torch.randn(len(lengths), q_heads, DIM, device=device, dtype=torch.float16, generator=generator)
-    starts = torch.tensor([0, 37], dtype=torch.int32, device=device)
     stops = torch.tensor(lengths, dtype=torch.int32, device=device)
     arguments = (pages, starts, stops, DIM**-0.5)
     exact, exact_lse = reference_attention(q, layout, *arguments)
@@ -263,6 +283,8 @@ def fp16_attention_of_decoded(
         for codec, codes, norms in zip(codecs, parts[::2], parts[1::2], strict=True):
             rotated = codec.decode((codec.layout.pack(codes.flatten(1)), norms))
             decoded = codec.from_space(rotated[:, :, None])[:, :, 0]
+            if (centre := codec.centre(torch.arange(stop, device=pages.device) - start)) is not None:
+                decoded = decoded + centre
             halves.append(decoded[start:].transpose(0, 1)[None].half().contiguous())
         outs.append(fp16_attention.decode("torch-flash", q[index : index + 1], *halves)[0])
     return torch.stack(outs)

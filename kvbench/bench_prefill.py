@@ -109,8 +109,10 @@ def check_prefill_accuracy(layout: TileLayout, q_heads: int, device: str, tokens
     parts = layout.unpack(pages[0], tokens)
     decoded = []
     for format, codes, norms in zip((layout.key_format, layout.value_format), parts[::2], parts[1::2], strict=True):
-        rotated = decode_codes(format.codec(device), codes, norms)
-        decoded.append(torch.einsum("hcd,thc->thd", matrices(format)[1].to(device).double(), rotated)[None])
+        codec = format.codec(device)
+        x = torch.einsum("hcd,thc->thd", matrices(format)[1].to(device).double(), decode_codes(codec, codes, norms))
+        centre = codec.centre(torch.arange(tokens, device=device))
+        decoded.append(x[None] if centre is None else (x + centre)[None])
     queries = q.double().unflatten(2, (layout.kv_heads, -1))
     logits = torch.einsum("bqhgd,bthd->bhgqt", queries, decoded[0]) * SCALING
     logits = logits.masked_fill(torch.ones(tokens, tokens, device=device).triu(1).bool(), -torch.inf)

@@ -1,5 +1,6 @@
 """Which implementation serves a layer."""
 
+import dataclasses
 import os
 
 import pytest
@@ -13,11 +14,15 @@ pytest.importorskip("triton")
 
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.dispatch import choose
-from kvbench.kernels.formats import Dense, Group, HaarRotation, HeadFormat, RotatedCodebook, Segment
+from kvbench.kernels.formats import Centre, Dense, Group, HaarRotation, HeadFormat, RotatedCodebook, Segment
 from kvbench.quantizers.codebooks import codebook
 
 ALIGNED, MIXED = tensor_format([[4, 3, 3, 2]]), tensor_format([[5, 3, 3, 1]])
 VALUE = tensor_format([[3] * 4], seed=9)
+
+
+TURNING = Centre(((0.5,) * 128,), ((0, 64),), (0.1,))
+CHOSEN = dataclasses.replace(TURNING, per_token=True)
 
 
 def pairs(count: int) -> HeadFormat:
@@ -45,6 +50,10 @@ def test_a_cuda_device_gets_the_general_kernel_for_any_other_allocation() -> Non
     assert "5331" in choice.why
 
 
+def test_tiles_serve_keys_with_a_centre() -> None:
+    assert choose(dataclasses.replace(ALIGNED, centre=TURNING), VALUE, "cuda", group=4).kind == "tiles"
+
+
 def test_the_reference_can_be_forced() -> None:
     assert choose(ALIGNED, VALUE, "cuda", group=4, backend="reference").kind == "reference"
 
@@ -60,6 +69,8 @@ def test_triton_can_be_forced_onto_the_interpreter() -> None:
         (ALIGNED, 17, "17 query heads"),
         (tensor_format([[3] * 4], unit=128), 4, "head_dim 512"),
         (RotatedCodebook((pairs(17),)), 4, "17 norms a head"),
+        (dataclasses.replace(ALIGNED, centre=CHOSEN), 4, "chosen token by token"),
+        (dataclasses.replace(MIXED, centre=TURNING), 4, "5331"),
     ],
 )
 def test_forcing_triton_where_it_cannot_serve_says_why(key, group: int, reason: str) -> None:

@@ -12,7 +12,9 @@ from kvbench.dense_storage import DenseStorage
 from kvbench.errors import ConfigurationError, EngagementError
 from kvbench.packed_cache import PackedCache
 from kvbench.quantizers.blockgtq import BlockGTQ
+from kvbench.quantizers.cblockgtq import CenteredBlockGTQ
 from kvbench.session import Session
+from kvbench.tile_storage import TileStorage
 
 from .tiny_models import session, tokens
 
@@ -105,6 +107,21 @@ def test_steps_over_bit_planes_choose_the_tokens_of_the_reference(prefill: str) 
     loop = decode_loop(of.loaded.model, cache, following)
     assert isinstance(loop, DeviceLoop)
     assert torch.equal(torch.cat([following[:, None], loop.run(3)], 1), expected)
+
+
+def test_steps_over_tiles_less_a_centre_choose_the_tokens_of_the_reference() -> None:
+    pytest.importorskip("triton")
+    of = session("nine, head_dim 128", CenteredBlockGTQ(align=16))
+    few = [tokens(2, seed=2), tokens(5, seed=5)]
+    expected = torch.stack(of.generate(few, 3))
+    of.backend = "triton"
+    cache, following = filled(of, few)
+    storage = cache.packed_layers[0].storage
+    assert isinstance(storage, TileStorage)
+    assert storage.layout.key_format.centre is not None
+    loop = decode_loop(of.loaded.model, cache, following)
+    assert isinstance(loop, DeviceLoop)
+    assert torch.equal(torch.cat([following[:, None], loop.run(2)], 1), expected)
 
 
 @pytest.mark.parametrize("options", [{"n_sink": 2}, {"recent_window": 4}], ids=str)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.calibrate import accumulate
+from kvbench.calibrate import accumulate, with_model_facts
 from kvbench.calibration import Calibration
 from kvbench.configuration import CacheConfig, ModelConfig
 from kvbench.corpora import Corpus
@@ -61,7 +61,8 @@ def tiny_model(geometry: str = "three", dtype: str = "float32") -> LoadedModel:
 @lru_cache(maxsize=32)
 def calibration(geometry: str, dtype: str = "float32") -> Calibration:
     """Statistics of that model over random tokens."""
-    return Calibration(accumulate(tiny_model(geometry, dtype), tokens(8, 32, seed=5)), {})
+    loaded = tiny_model(geometry, dtype)
+    return with_model_facts(Calibration(accumulate(loaded, tokens(8, 32, seed=5)), {}), loaded)
 
 
 def tokens(*shape: int, seed: int = 0) -> Tensor:
