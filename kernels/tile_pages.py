@@ -208,7 +208,7 @@ def _attend_template(
         scale2 = tl.load(key_scale + 2)
     value_low, value_step = tl.load(head_floats + _VALUE_LOW), tl.load(head_floats + _VALUE_STEP)
     if CENTRE:
-        along, across, waves = centre_query(centre, group, scaling, first, HEADS)
+        along, across, waves = centre
     if DEPENDENT:  # everything above is there; the rotated query comes from the kernel before
         tl.extra.cuda.gdc_wait()
     # A run's integers have a step of their own, for its coordinates are alike and other runs' are not. The steps of two
@@ -333,6 +333,8 @@ def attend_pages(
     the tables of :mod:`kvbench.kernels.tile_centre` dims, the head's vectors, turns, half and table.
     """
     template = tl.load(head[4] + _TEMPLATE)
+    if CENTRE:  # here and not with each template, which would make the compiler's work on loads several times longer
+        centre = centre_query(centre, head[1], head[2], span[0], HEADS)
     # the numbers after a template are the slabs in its runs of equal width
     if WORDS == 4:
         _attend_template(
