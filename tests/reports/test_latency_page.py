@@ -1,47 +1,77 @@
-"""The figures in docs/latency.md are those of the committed runs."""
+"""The tables in docs/latency.md are those of the committed runs, and compare what may be compared."""
 
 import json
 from pathlib import Path
-from typing import Any
+
+import pytest
+
+from kvbench.errors import ResultError
+from kvbench.reports.collect import Run, collect
+from kvbench.reports.latency_steps import AIMS, PAGE, Setting, aims_table, filled, main, steps_of, steps_table
+from kvbench.reports.table import Cell
 
 ROOT = Path(__file__).parents[2]
-RUN, LONG = "latency-h200-2026-11-30", "latency-h200-2026-11-30-512k"
+RUNS = ROOT / "benchmarks/results/latency-h200-2026-12-01"
+LONG = Setting("qwen2.5-3b", "float16", "default", 1, 131072)
 
 
-def points(run: str = RUN) -> dict[tuple[str, int], dict[str, Any]]:
-    """The measured points of a run by method and context."""
-    result = json.loads((ROOT / "benchmarks/results" / run / "result.json").read_text(encoding="utf-8"))
-    baselines = {name: each["tasks"] for name, each in result["baselines"].items()}
-    tasks = {result["quantizer"]["name"]: result["tasks"], **baselines}
-    return {
-        (name, point["context"]): point for name, task in tasks.items() for point in task["latency"]["metrics"]["curve"]
-    }
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return list(collect([RUNS]).runs)
 
 
-def test_the_page_quotes_the_run() -> None:
-    measured = points()
-    text = (ROOT / "docs/latency.md").read_text(encoding="utf-8")
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(("| fp16 ", "| tqmse "))]
-    assert len(rows) == len(measured) == 4
-    for method, context, attention, *figures in rows:
-        point, fp16 = measured[method, int(context)], measured["fp16", int(context)]
-        parts = point["parts"]
-        times = (point["decode_ms_median"], parts["attention"], parts["append"], parts["rest"], point["floor_ms"])
-        speed_up = fp16["decode_ms_median"] / point["decode_ms_median"]
-        assert attention == point["attention"]
-        assert figures == [*(f"{value:.3f}" for value in times), f"{speed_up:.2f}"]
+def test_the_page_is_made_of_the_committed_runs(runs: list[Run]) -> None:
+    text = (ROOT / "docs" / PAGE).read_text(encoding="utf-8")
+    assert filled(text, runs) == text
 
 
-def test_the_page_quotes_the_caches_sizes() -> None:
-    text, measured = (ROOT / "docs/latency.md").read_text(encoding="utf-8"), points()
-    for method in ("tqmse", "fp16"):
-        assert str(round(measured[method, 131072]["cache_bytes"] / 2**20)) in text
-
-
-def test_the_page_quotes_the_longest_context() -> None:
-    point = points(LONG)["tqmse", 524288]
-    text = " ".join((ROOT / "docs/latency.md").read_text(encoding="utf-8").split())
-    quoted = (
-        f"a step at 524288 tokens took {point['decode_ms_median']:.3f} ms, with {point['cache_bytes'] / 2**20:.0f} MiB"
+def test_a_step_is_compared_with_fp16s_fastest_and_with_flash_attention(runs: list[Run]) -> None:
+    result = json.loads((RUNS / "qwen2.5-3b/result.json").read_text(encoding="utf-8"))
+    fp16 = result["baselines"]["fp16"]["tasks"]["latency"]["metrics"]
+    [own, best, flash] = (
+        next(row["decode_ms_median"] for row in rows if row["context"] == LONG.context)
+        for rows in (result["tasks"]["latency"]["metrics"]["curve"], fp16["curve"], fp16["other_attention"])
     )
-    assert f"{quoted} of cache and {point['peak_bytes'] / 2**30:.1f} GiB at the peak" in text
+    step = steps_of(runs)[LONG]
+    assert (step.best, step.over_flash) == (best / own, flash / own)
+    assert best < flash
+
+
+def test_of_one_setting_the_last_run_counts(runs: list[Run]) -> None:
+    run = next(run for run in runs if run.path.parent.name == "qwen2.5-3b")
+    later = run.result.model_copy(deep=True)
+    later.created = later.created.replace(year=2100)
+    for row in later.tasks["latency"].metrics["curve"]:
+        row["decode_ms_median"] *= 2
+    steps = steps_of([Run(run.path, later), run])
+    assert steps[LONG].packed["decode_ms_median"] == 2 * steps_of([run])[LONG].packed["decode_ms_median"]
+
+
+def test_what_was_missed_and_what_was_not_measured_is_said(runs: list[Run]) -> None:
+    steps = steps_of(runs)
+    lines = aims_table(steps).rows
+    assert [line for line in lines if line[1] == "not measured"]
+    for line in lines:
+        cell = line[3]
+        if isinstance(cell, Cell):
+            aim = next(aim for aim in AIMS if aim.text == line[0])
+            met = float(cell.text) <= aim.bound if aim.at_most else float(cell.text) >= aim.bound
+            assert met == (not cell.marks)
+
+
+def test_running_out_of_memory_is_a_line(runs: list[Run]) -> None:
+    run = next(run for run in runs if run.path.parent.name == "llama3.1-8b")
+    result = run.result.model_copy(deep=True)
+    for row in result.baselines["fp16"].tasks["latency"].metrics["curve"]:
+        row |= {"out_of_memory": True, "decode_ms_median": None, "attention": None}
+    steps = steps_of([Run(run.path, result)])
+    assert all(step.best is None for step in steps.values())
+    assert all(line[3] == "out of memory" for line in steps_table(steps).rows)
+
+
+def test_runs_without_a_step_to_compare_with_are_refused(runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    alone = [Run(run.path, run.result.model_copy(update={"baselines": {}})) for run in runs]
+    with pytest.raises(ResultError, match="no run of task=latency on a GPU with the baseline fp16"):
+        steps_of(alone)
+    assert main([str(RUNS), "--docs", str(ROOT / "tests")]) == 2
+    assert "latency.md" in capsys.readouterr().err
