@@ -10,11 +10,11 @@ from torch import Tensor
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.bit_planes import CELL, SIGNED, WIDE, BitPlaneLayout, Cell, Coordinate, registers, split_levels
 from kvbench.kernels.formats import Codebook, Group
+from kvbench.kernels.page_attention import FEW, LOG2_E, MAX_GROUP, MERGE, PageAttention, padded_group
 from kvbench.kernels.rotated_codebook import head_matrices
-from kvbench.kernels.tile_attention import FEW, LOG2_E, MAX_GROUP, norm_code
+from kvbench.kernels.tile_attention import norm_code
 from kvbench.kernels.tiles import UNIT, byte_levels, stored_patterns
 
-MERGE = {"CHUNK": 32, "STAGES": 4}  # its reads are latency, not bandwidth
 MOST_COLUMNS = 64  # of the query's operand at a time: their products are registers
 
 
@@ -166,11 +166,8 @@ def _tables(layout: BitPlaneLayout, device: torch.device) -> _Tables:
     )
 
 
-class BitPlaneAttention:
-    """Attention of one query token a sequence over one layer's bit-plane pages, in Triton.
-
-    ``assembly`` and ``splits`` as of :class:`~kvbench.kernels.tile_attention.TileAttention`.
-    """
+class BitPlaneAttention(PageAttention):
+    """Attention of one query token a sequence over one layer's bit-plane pages, in Triton."""
 
     def __init__(
         self,
@@ -179,9 +176,8 @@ class BitPlaneAttention:
         assembly: bool | None = None,
         splits: int | None = None,
     ) -> None:
-        self.layout, self.device = layout, torch.device(device)
-        self.assembly = self.device.type == "cuda" if assembly is None else assembly
-        self.splits = splits
+        super().__init__(layout, device, assembly, splits)
+        self.layout = layout
         self.tables = _tables(layout, self.device)
 
     def __call__(
@@ -203,15 +199,9 @@ class BitPlaneAttention:
         layout, t = self.layout, self.tables
         batch, q_heads, dim = q.shape
         kv_heads, rows = layout.kv_heads, layout.rows
-        group = q_heads // kv_heads
-        if dim != layout.head_dim or q_heads % kv_heads or not 1 <= group <= MAX_GROUP:
-            raise ValueError(
-                f"q must be [batch, up to {MAX_GROUP} x {kv_heads} heads, {layout.head_dim}], not {list(q.shape)}"
-            )
-        if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != layout.page_bytes:
-            raise ValueError(f"pages must be uint8 [batch, pages, {layout.page_bytes}], contiguous by page")
+        group = self.group_of(q, pages)
         q = q if q.stride(-1) == 1 else q.contiguous()
-        lines, heads = batch * kv_heads, _padded(group)
+        lines, heads = batch * kv_heads, padded_group(group)
         splits = self.splits_for(batch, pages.shape[1], group)
         new = lambda shape, dtype=torch.float32: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
         query, merged, merged_lse = new((lines, heads, rows)), new((lines, group, rows)), new((lines, group))
@@ -230,8 +220,8 @@ class BitPlaneAttention:
         k.attend[(splits, lines)](
             query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.levels, starts, stops, partial, partial_lse,
             kv_heads, layout.page_bytes, pages.stride(0), **self.variant(group),
-            ASSEMBLY=self.assembly, DEPENDENT=self._dependent(lines * splits, group), num_warps=4, **launch,
-            **({"maxnreg": self._occupancy(group)[1]} if self.assembly else {}),
+            ASSEMBLY=self.assembly, DEPENDENT=self.dependent(lines * splits, group), num_warps=4, **launch,
+            **({"maxnreg": self.occupancy(group)[1]} if self.assembly else {}),
         )  # fmt: skip
         k.merge[(lines, group, rows // 32)](
             partial, partial_lse, starts, stops, merged, merged_lse, kv_heads, splits, HEADS=heads, ROWS=rows,
@@ -246,30 +236,19 @@ class BitPlaneAttention:
 
     def _columns(self, group: int) -> int:
         """Columns of the query's operand at a time: up to four groups of coordinates."""
-        heads = _padded(group)
+        heads = padded_group(group)
         return max(16, min(MOST_COLUMNS, 2 * heads * min(4, 1 << (self.layout.key_groups - 1).bit_length())))
 
-    def _occupancy(self, group: int) -> tuple[int, int]:
+    def occupancy(self, group: int) -> tuple[int, int]:
         """Blocks a multiprocessor and registers a thread: as many as the page loop can do with."""
         few = self._columns(group) <= 32 and self.layout.rows <= 128
         return (3, 168) if few else (2, 255)
-
-    def _dependent(self, blocks: int, group: int) -> int:
-        """When the merge of so many blocks' work may start: see :mod:`kvbench.kernels.tile_kernels`."""
-        from kvbench.kernels.tile_pages import EARLY, LATE
-
-        if self.device.type != "cuda":
-            return 0
-        return int((EARLY if blocks <= (self._occupancy(group)[0] - 1) * self._multiprocessors() else LATE).value)
-
-    def _multiprocessors(self) -> int:
-        return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def variant(self, group: int) -> dict[str, int]:
         """The compile-time constants of the page loop: two layers that agree in them share a compiled kernel."""
         layout = self.layout
         return {
-            "HEADS": _padded(group),
+            "HEADS": padded_group(group),
             "COLUMNS": self._columns(group),
             "SLABS": layout.slabs,
             "WIDE_SLABS": layout.wide,
@@ -283,18 +262,3 @@ class BitPlaneAttention:
             "VALUE_LOG": layout.norm_bytes[1] == 128,
             "TABLE": self.tables.table,
         }
-
-    def splits_for(self, batch: int, pages: int, group: int) -> int:
-        """Blocks that a sequence and head of ``pages`` pages are spread over."""
-        if self.splits is not None:
-            return self.splits
-        if self.device.type != "cuda":
-            return min(pages, 4)
-        blocks = self._multiprocessors() * self._occupancy(group)[0]
-        share = -(-pages // max(1, blocks // (batch * self.layout.kv_heads)))  # pages a block
-        return -(-pages // share)
-
-
-def _padded(group: int) -> int:
-    """Query heads a KV head as the kernels pad them: 4, 8 or 16."""
-    return max(4, 1 << (group - 1).bit_length())

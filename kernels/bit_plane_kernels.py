@@ -24,7 +24,6 @@ from kvbench.kernels.bit_plane_operands import (
     NORMS,
     combined,
     group_norms,
-    lane_sums,
     load_keys,
     load_values,
     log_norms,
@@ -39,8 +38,19 @@ from kvbench.kernels.bit_plane_operands import (
     weighted,
 )
 from kvbench.kernels.bit_planes import SIGNED
+from kvbench.kernels.split_kernels import (
+    EARLY,
+    LATE,
+    NEVER,
+    bounds,
+    lane_sums,
+    merge_splits,
+    merged_with,
+    natural,
+    share_of,
+)
 from kvbench.kernels.tile_norms import key_norms, token_rows
-from kvbench.kernels.tile_pages import EARLY, LATE, LOG_LARGEST, NEVER, SLACK
+from kvbench.kernels.tile_pages import LOG_LARGEST, SLACK
 
 _SIGNED, _NORMS, _HEADER = tl.constexpr(SIGNED), tl.constexpr(NORMS), tl.constexpr(HEADER)
 
@@ -96,22 +106,10 @@ def rotate(
         log_total = tl.load(source_lse + to, mask=g < group, other=float("-inf"))
         if EXTRA:
             other = tl.load(extra_lse + to, mask=g < group, other=float("-inf"))
-            top = tl.maximum(tl.maximum(log_total, other), NEVER)
-            ours, others = tl.exp(log_total - top), tl.exp(other - top)
-            both = tl.maximum(ours + others, 1e-30)
             there = tl.load(extra + to[:, None] * OUT + o[None, :], mask=mine & live, other=0.0).to(tl.float32)
-            y = (y * ours[:, None] + there * others[:, None]) / both[:, None]
-            log_total = tl.where(ours + others > 0, top + tl.log(both), float("-inf"))
+            y, log_total = merged_with(y, log_total, there, other)
         tl.store(target_lse + to, log_total, mask=(g < group) & (part == 0))
     tl.store(target + to[:, None] * OUT + o[None, :], y.to(target.dtype.element_ty), mask=mine & live)
-
-
-@triton.jit
-def _bounds(starts, stops, sequence):
-    """A sequence's first page, its pages, and the tokens attended."""
-    start, stop = tl.load(starts + sequence), tl.load(stops + sequence)
-    begin = start // 128
-    return begin, tl.maximum((stop + 127) // 128 - begin, 0), start, stop
 
 
 @triton.jit
@@ -138,32 +136,22 @@ def merge(
     """
     row, g, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d = part * 32 + tl.arange(0, 32)
-    _begin, count, _start, _stop = _bounds(starts, stops, row // kv_heads)
-    share = tl.maximum((count + splits - 1) // splits, 1)
+    _begin, count, _start, _stop = bounds(starts, stops, row // kv_heads)
+    share = share_of(count, splits)
     used = (count + share - 1) // share
     base = (row * HEADS + g).to(tl.int64) * splits
     partial += base * ROWS
     partial_lse += base
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
-    split = tl.arange(0, SPLITS)
-    parts = tl.load(partial_lse + split, mask=split < used, other=float("-inf"))
-    peak = tl.maximum(tl.max(parts, axis=0), NEVER)
-    total = tl.sum(tl.exp2(parts - peak), axis=0)
-    sums = tl.zeros((CHUNK, 32), tl.float32)
-    for first in tl.range(0, used, CHUNK, num_stages=STAGES):
-        at = first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(partial_lse + at, mask=at < used, other=float("-inf")) - peak)
-        some = tl.load(partial + at[:, None] * ROWS + d[None, :], mask=(at < used)[:, None], other=0.0)
-        sums += some * weight[:, None]
+    sums, total, peak = merge_splits(partial, partial_lse, used, d, ROWS, SPLITS, CHUNK, STAGES)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
     result = tl.sum(sums, axis=0) / tl.maximum(total, 1e-30)
-    log_total = (peak + tl.log2(tl.maximum(total, 1e-30))) * 0.6931471805599453
     target = row * tl.num_programs(1) + g
     tl.store(out + target.to(tl.int64) * ROWS + d, result)
     if part == 0:
-        tl.store(lse + target, tl.where(total > 0, log_total, float("-inf")))
+        tl.store(lse + target, natural(total, peak))
 
 
 @triton.jit
@@ -211,8 +199,8 @@ def attend(
         tl.extra.cuda.gdc_launch_dependents()
     split, line, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     sequence, head = line // kv_heads, line % kv_heads
-    begin, count, start, stop = _bounds(starts, stops, sequence)
-    share = tl.maximum((count + splits - 1) // splits, 1)
+    begin, count, start, stop = bounds(starts, stops, sequence)
+    share = share_of(count, splits)
     first = begin + split * share
     last = tl.minimum(first + share, begin + count)
     if first < last:

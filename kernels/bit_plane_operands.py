@@ -381,12 +381,6 @@ def log_norms(n, low, step, LOG: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def lane_sums(x, HEADS: tl.constexpr):
-    """``[128 tokens, HEADS]`` -> ``[4, 8, HEADS]``: the sums of each lane's four tokens."""
-    return tl.sum(tl.sum(tl.reshape(x, (2, 4, 2, 8, HEADS)), axis=2), axis=0)
-
-
-@triton.jit
 def weighted(a, b, p, HEADS: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
     """float32 ``[rows, HEADS]``: a page's values times the integers of ``p [128 tokens, HEADS]``."""
     columns = probability_columns(p, HEADS, ASSEMBLY)

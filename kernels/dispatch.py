@@ -10,7 +10,7 @@ import torch
 from kvbench.errors import ConfigurationError
 from kvbench.kernels.bit_planes import MAX_DIM, MAX_GROUPS, BitPlaneLayout
 from kvbench.kernels.formats import RotatedCodebook, TensorFormat
-from kvbench.kernels.tile_attention import MAX_GROUP
+from kvbench.kernels.page_attention import MAX_GROUP
 from kvbench.kernels.tiles import TileLayout, UnsupportedLayout
 
 Kind = Literal["tiles", "bit_planes", "reference"]

@@ -1,6 +1,5 @@
 """Decode attention over tile pages: head tables, the launches, and the torch reference they are tested against."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +9,10 @@ from torch import Tensor
 from kvbench.kernels.attention import Partial
 from kvbench.kernels.codec import Codec
 from kvbench.kernels.formats import Fp16Norm, Group
+from kvbench.kernels.page_attention import FEW, LOG2_E, MAX_GROUP, MERGE, PageAttention, padded_group
 from kvbench.kernels.tile_centre import TileCentre
 from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tiles import (
-    DIM,
     SLABS,
     UNIT,
     HeadTile,
@@ -25,13 +24,9 @@ from kvbench.kernels.tiles import (
 )
 
 CODE_UNIT = 32768  # kernels read a log code as 1 + code / CODE_UNIT: see kernels.tile_norms
-LOG2_E = math.log2(math.e)
 BLOCKS_PER_MULTIPROCESSOR = 3  # a fourth would leave each 128 registers, and a sixth of the loop would move them about
 REGISTERS = 168
 STAGES = 3  # pages in flight a block
-MERGE = {"CHUNK": 32, "STAGES": 4}  # its reads are latency, not bandwidth
-MAX_GROUP = 16  # query heads a KV head
-FEW = 264  # blocks of a query head's quarter each up to which they are spread out, and not taken together
 
 
 @dataclass(frozen=True)
@@ -112,11 +107,6 @@ def _tables(layout: TileLayout, device: torch.device) -> _Tables:
     )
 
 
-def _padded(group: int) -> int:
-    """Query heads a KV head as the kernels pad them: 4, 8 or 16."""
-    return max(4, 1 << (group - 1).bit_length())
-
-
 @dataclass(frozen=True)
 class NewToken:
     """A token that attention stores before it reads: ``keys, values [batch, 1, kv_heads, 128]`` into ``slots [batch]``
@@ -129,12 +119,8 @@ class NewToken:
     origins: Tensor | None = None
 
 
-class TileAttention:
+class TileAttention(PageAttention):
     """Attention of one query token a sequence over one layer's tile pages, in Triton.
-
-    On a CUDA device with ``assembly`` (the default there) codes are unpacked by inline PTX, otherwise in plain Triton,
-    which also runs in Triton's interpreter. ``splits`` is the number of blocks a sequence and head are spread over; by
-    default enough to fill the device. It is fixed by the batch and not by the lengths, so that a graph can be replayed.
 
     ``rotate_output=False`` leaves the output in the values' rotated space, for a model whose output projection has that
     rotation folded in.
@@ -148,9 +134,8 @@ class TileAttention:
         splits: int | None = None,
         rotate_output: bool = True,
     ) -> None:
-        self.layout, self.device = layout, torch.device(device)
-        self.assembly = self.device.type == "cuda" if assembly is None else assembly
-        self.splits, self.rotate_output = splits, rotate_output
+        super().__init__(layout, device, assembly, splits)
+        self.layout, self.rotate_output = layout, rotate_output
         self.tables = _tables(layout, self.device)
         self._centre = TileCentre.of(layout.key_format, self.device)
 
@@ -178,14 +163,10 @@ class TileAttention:
 
         batch, q_heads, dim = q.shape
         kv_heads, t = self.layout.kv_heads, self.tables
-        group = q_heads // kv_heads
-        if dim != DIM or q_heads % kv_heads or not 1 <= group <= MAX_GROUP:
-            raise ValueError(f"q must be [batch, up to {MAX_GROUP} x {kv_heads} heads, 128], not {list(q.shape)}")
-        if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != self.layout.page_bytes:
-            raise ValueError(f"pages must be uint8 [batch, pages, {self.layout.page_bytes}], contiguous by page")
+        group = self.group_of(q, pages)
         q = q if q.stride(-1) == 1 else q.contiguous()
-        rows, heads = batch * kv_heads, _padded(group)
-        splits = self.splits_for(batch, pages.shape[1])
+        rows, heads = batch * kv_heads, padded_group(group)
+        splits = self.splits_for(batch, pages.shape[1], group)
         empty = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=q.device)  # noqa: E731
         query = empty((rows, heads, dim), torch.float32)
         partial, partial_lse = (
@@ -213,7 +194,7 @@ class TileAttention:
         k.attend[(splits, rows)](
             query, group, scaling * LOG2_E, pages, t.ints, t.floats, t.places, t.levels, starts, stops, partial,
             partial_lse, *sizes, centre, **variant, STAGES=STAGES if self.assembly else 1, ASSEMBLY=self.assembly,
-            DEPENDENT=self._dependent(rows * splits), num_warps=4, **launch,
+            DEPENDENT=self.dependent(rows * splits, group), num_warps=4, **launch,
             **({"maxnreg": REGISTERS} if self.assembly else {}),
         )  # fmt: skip
         k.merge[(rows, group, 4)](
@@ -228,21 +209,13 @@ class TileAttention:
             )  # fmt: skip
         return out, lse
 
-    def _dependent(self, blocks: int) -> int:
-        """When the merge of so many blocks' work may start: see :mod:`kvbench.kernels.tile_kernels`."""
-        from kvbench.kernels.tile_pages import EARLY, LATE
-
-        if self.device.type != "cuda":
-            return 0
-        return int((EARLY if blocks <= 2 * self._multiprocessors() else LATE).value)
-
-    def _multiprocessors(self) -> int:
-        return torch.cuda.get_device_properties(self.device).multi_processor_count
+    def occupancy(self, group: int) -> tuple[int, int]:
+        return BLOCKS_PER_MULTIPROCESSOR, REGISTERS
 
     def variant(self, group: int) -> dict[str, int]:
         """The compile-time constants of the page loop: two layers that agree in them share a compiled kernel."""
         return {
-            "HEADS": _padded(group),
+            "HEADS": padded_group(group),
             "WORDS": self.layout.key_words,
             "VALUE_TEMPLATE": self.layout.value[0].template,
             "VALUE_WORDS": self.layout.value_words,
@@ -250,16 +223,6 @@ class TileAttention:
             "VALUE_LOG": self.layout.value_norm_bits == 8,
             "CENTRE": self._centre is not None,
         }
-
-    def splits_for(self, batch: int, pages: int) -> int:
-        """Blocks that a sequence and head of ``pages`` pages are spread over."""
-        if self.splits is not None:
-            return self.splits
-        if self.device.type != "cuda":
-            return min(pages, 4)
-        blocks = self._multiprocessors() * BLOCKS_PER_MULTIPROCESSOR
-        share = -(-pages // max(1, blocks // (batch * self.layout.kv_heads)))  # pages a block
-        return -(-pages // share)
 
 
 def reference_attention(

@@ -19,21 +19,8 @@ assembly path (tuned on 9.0); the plain path runs in the interpreter. Tested: te
 import triton
 import triton.language as tl
 
-from kvbench.kernels.tile_pages import EARLY, NEVER, attend_pages
-
-
-@triton.jit
-def _bounds(starts, stops, sequence):
-    """A sequence's first page, its pages, and the tokens attended."""
-    start, stop = tl.load(starts + sequence), tl.load(stops + sequence)
-    begin = start // 128
-    return begin, tl.maximum((stop + 127) // 128 - begin, 0), start, stop
-
-
-@triton.jit
-def _share(count, splits):
-    """Pages a split."""
-    return tl.maximum((count + splits - 1) // splits, 1)
+from kvbench.kernels.split_kernels import EARLY, bounds, merge_splits, merged_with, natural, share_of
+from kvbench.kernels.tile_pages import attend_pages
 
 
 @triton.jit
@@ -125,8 +112,8 @@ def attend(
         tl.extra.cuda.gdc_launch_dependents()
     split, row, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     sequence, head = row // kv_heads, row % kv_heads
-    begin, count, start, stop = _bounds(starts, stops, sequence)
-    share = _share(count, splits)
+    begin, count, start, stop = bounds(starts, stops, sequence)
+    share = share_of(count, splits)
     first = begin + split * share
     last = tl.minimum(first + share, begin + count)
     pages += sequence.to(tl.int64) * batch_stride
@@ -177,12 +164,8 @@ def _finish(result, log_total, extra, extra_lse, out, lse, target, d, mine, firs
     inside = mine[:, None] & (d >= 0)[None, :]
     if EXTRA:
         other = tl.load(extra_lse + target, mask=mine, other=float("-inf"))
-        top = tl.maximum(tl.maximum(log_total, other), NEVER)
-        ours, others = tl.exp(log_total - top), tl.exp(other - top)
-        both = tl.maximum(ours + others, 1e-30)
         there = tl.load(extra + at, mask=inside, other=0.0).to(tl.float32)
-        result = (result * ours[:, None] + there * others[:, None]) / both[:, None]
-        log_total = tl.where(ours + others > 0, top + tl.log(both), float("-inf"))
+        result, log_total = merged_with(result, log_total, there, other)
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + target, log_total, mask=mine & first)
 
@@ -218,29 +201,19 @@ def merge(
     d = quarter * 32 + tl.arange(0, 32)
     # constants first: with a dependent launch they arrive while the splits are still running
     scale = tl.load(value_scale + head) * 128.0
-    _begin, count, _start, _stop = _bounds(starts, stops, sequence)
-    share = _share(count, splits)
+    _begin, count, _start, _stop = bounds(starts, stops, sequence)
+    share = share_of(count, splits)
     used = (count + share - 1) // share
     base = (row * HEADS + g).to(tl.int64) * splits
     partial += base * 128
     partial_lse += base
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
-    split = tl.arange(0, SPLITS)
-    parts = tl.load(partial_lse + split, mask=split < used, other=float("-inf"))
-    peak = tl.maximum(tl.max(parts, axis=0), NEVER)
-    total = tl.sum(tl.exp2(parts - peak), axis=0)
-    sums = tl.zeros((CHUNK, 32), tl.float32)
-    for first in tl.range(0, used, CHUNK, num_stages=STAGES):
-        at = first + tl.arange(0, CHUNK)
-        weight = tl.exp2(tl.load(partial_lse + at, mask=at < used, other=float("-inf")) - peak)
-        some = tl.load(partial + at[:, None] * 128 + d[None, :], mask=(at < used)[:, None], other=0.0)
-        sums += some.to(tl.float32) * weight[:, None]
+    sums, total, peak = merge_splits(partial, partial_lse, used, d, 128, SPLITS, CHUNK, STAGES)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
     result = tl.sum(sums, axis=0) * (scale / tl.maximum(total, 1e-30))
-    log_total = (peak + tl.log2(tl.maximum(total, 1e-30))) * 0.6931471805599453
-    log_total = tl.where(total > 0, log_total, float("-inf"))
+    log_total = natural(total, peak)
     one = tl.zeros((1,), tl.int64)
     target = one + row * tl.num_programs(1) + g
     _finish(

@@ -23,6 +23,7 @@ One loop is compiled for each template, so that a head pays for its own alone. T
 import triton
 import triton.language as tl
 
+from kvbench.kernels.split_kernels import LATE, NEVER, lane_sums
 from kvbench.kernels.tile_centre_kernels import centre_logits, centre_query
 from kvbench.kernels.tile_codes import load_words, unpack_words
 from kvbench.kernels.tile_norms import key_norms, load_norms, token_rows, value_log_norms
@@ -53,8 +54,6 @@ _KEY_SCALE, _KEY_OFFSET = tl.constexpr(KEY_SCALE), tl.constexpr(KEY_OFFSET)
 
 LOG_LARGEST = tl.constexpr(14.988684686772166)
 SLACK = tl.constexpr(12.0)  # octaves a page's reference may stay below the running maximum
-NEVER = tl.constexpr(-1.0e30)
-EARLY, LATE = tl.constexpr(1), tl.constexpr(2)  # DEPENDENT: when the merge may start
 
 
 @triton.jit
@@ -135,12 +134,6 @@ def _logits(
         run = combine(multiply(keys, query[2], R0 + R1, R2, ASSEMBLY), HEADS)
         logit += run * key_norms(norms[2], runs[2][0], runs[2][1], runs[2][2], KEY_LOG)[:, None]
     return logit * query[3][None, :] + bias[:, None]
-
-
-@triton.jit
-def _lane_sums(x, HEADS: tl.constexpr):
-    """``[128 tokens, HEADS]`` -> ``[4, 8, HEADS]``: the sums of each lane's four tokens."""
-    return tl.sum(tl.sum(tl.reshape(x, (2, 4, 2, 8, HEADS)), axis=2), axis=0)
 
 
 @triton.jit
@@ -286,9 +279,9 @@ def _attend_template(
         reference = now
         p = tl.exp2(logit - (now - LOG_LARGEST)[None, :])
         # a lane sums its own four tokens; lanes are summed once, after the loop
-        total = total * decay[None, None, :] + _lane_sums(p * inverse[:, None], HEADS)
+        total = total * decay[None, None, :] + lane_sums(p * inverse[:, None], HEADS)
         if VALUE_TEMPLATE == 4444:
-            weight = weight * decay[None, None, :] + _lane_sums(p, HEADS)
+            weight = weight * decay[None, None, :] + lane_sums(p, HEADS)
         product = _weighted(
             value_words, p, places + 16, levels + 64, at, value_tables, HEADS, VALUE_WORDS, VALUE_TEMPLATE, ASSEMBLY
         )

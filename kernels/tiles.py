@@ -155,6 +155,8 @@ class TileLayout:
     ``page_bytes`` bytes hold 128 tokens of all heads: nothing is padded, except that norms of a page are whole planes.
     """
 
+    head_dim = DIM
+
     def __init__(self, key: RotatedCodebook, value: RotatedCodebook) -> None:
         if key.kv_heads != value.kv_heads:
             raise UnsupportedLayout("keys and values differ in KV heads")

@@ -159,7 +159,7 @@ def time_packed(shape: Shape, allocation: str, device: str) -> dict[str, Any]:
         return _time_pages(shape, allocation, general, splits, filled, {"": attention}, device)
     layout = layout_for(allocation, shape.kv_heads)
     tiles, folded = TileAttention(layout, device), TileAttention(layout, device, rotate_output=False)
-    splits = tiles.splits_for(shape.batch, pages)
+    splits = tiles.splits_for(shape.batch, pages, shape.q_heads // shape.kv_heads)
     filled = partial(random_pages, layout, shape.batch, shape.context, device, generator)
     return _time_pages(shape, allocation, layout, splits, filled, {"": tiles, "folded": folded}, device)
 

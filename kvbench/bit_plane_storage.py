@@ -11,8 +11,7 @@ from kvbench.kernels.attention import Partial, attend_dense, attend_packed, merg
 from kvbench.kernels.bit_plane_attention import BitPlaneAttention
 from kvbench.kernels.bit_plane_packing import BitPlanePacking
 from kvbench.kernels.bit_planes import BitPlaneLayout
-from kvbench.kernels.tiles import PAGE
-from kvbench.plane_storage import GROWTH, repeat_slots
+from kvbench.page_storage import PageStorage
 
 if TYPE_CHECKING:
     from kvbench.visibility import Visibility
@@ -30,7 +29,7 @@ def _kernels(layout: BitPlaneLayout, device: torch.device) -> BitPlaneKernels:
     return BitPlaneKernels(layout, device)
 
 
-class BitPlaneStorage:
+class BitPlaneStorage(PageStorage):
     """Pages ``[batch, pages, page_bytes]`` of one layer (see :class:`kvbench.layer_storage.LayerStorage`).
 
     For formats that tiles cannot hold. Slots are those of :class:`kvbench.tile_storage.TileStorage`. The reference
@@ -38,21 +37,10 @@ class BitPlaneStorage:
     (:class:`kvbench.decode_step.StepStorage`).
     """
 
-    backend, lossless = "triton", False
-
     def __init__(self, layout: BitPlaneLayout, batch: int, capacity: int, device: torch.device, why: str) -> None:
-        self.layout, self.why = layout, f"{why}; encoding and prefill by the reference"
-        self.kernels = _kernels(layout, device)
-        self.pages = layout.allocate(batch, capacity, device)
+        super().__init__(layout, batch, capacity, device, f"{why}; encoding and prefill by the reference")
+        self.layout, self.kernels = layout, _kernels(layout, device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
-
-    @property
-    def batch(self) -> int:
-        return self.pages.shape[0]
-
-    @property
-    def capacity(self) -> int:
-        return self.pages.shape[1] * PAGE
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -61,13 +49,6 @@ class BitPlaneStorage:
         keys = total // self.layout.page_bytes * self.layout.key_bytes
         parts = self.kernels.packing
         return keys + parts.keys.codec.constant_bytes, total - keys + parts.values.codec.constant_bytes
-
-    def reserve(self, tokens: int) -> None:
-        if tokens <= self.capacity:
-            return
-        grown = self.layout.allocate(self.batch, max(tokens, int(self.capacity * GROWTH)), self.pages.device)
-        grown[:, : self.pages.shape[1]] = self.pages
-        self.pages = grown
 
     def write(self, first: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         slots = torch.arange(first, first + keys.shape[1], device=self.pages.device).expand(self.batch, -1)
@@ -111,22 +92,7 @@ class BitPlaneStorage:
         )
         return keys, values
 
-    def defect(self) -> str | None:
-        if self.pages.shape[2] != self.layout.page_bytes or self.pages.dtype != torch.uint8:
-            return "holds pages of another size than its format's"
-        if not self._finite:
-            self._finite.fill_(True)
-            return "was given keys or values with NaN or infinity"
-        return None
-
-    def repeat(self, present: int, total: int) -> None:
-        repeat_slots(self.pages, present // PAGE, -(-total // PAGE))
-
-    def crop(self, length: int) -> None:
-        """Nothing to do: slots past the length in use are overwritten."""
-
-    def select(self, rows: Tensor) -> None:
-        self.pages = self.pages.index_select(0, rows.to(self.pages.device))
-
-    def move(self, device: torch.device | str) -> None:
-        self.pages = self.pages.to(device, non_blocking=True)
+    def saw_numbers_not_finite(self) -> bool:
+        found = not self._finite
+        self._finite.fill_(True)
+        return found

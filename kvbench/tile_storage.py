@@ -13,13 +13,11 @@ from kvbench.kernels.rotated_codebook import RotatedCodebookCodec
 from kvbench.kernels.tile_attention import NewToken, TileAttention
 from kvbench.kernels.tile_encode import TileEncoder
 from kvbench.kernels.tile_prefill import TilePrefill
-from kvbench.kernels.tiles import PAGE, TileLayout
-from kvbench.plane_storage import repeat_slots
+from kvbench.kernels.tiles import TileLayout
+from kvbench.page_storage import PageStorage
 
 if TYPE_CHECKING:
     from kvbench.visibility import Visibility
-
-GROWTH = 1.5  # storage grows by this factor, so appending costs amortised constant time
 
 
 class TileKernels:
@@ -40,7 +38,7 @@ def _kernels(layout: TileLayout, device: torch.device) -> TileKernels:
     return TileKernels(layout, device)
 
 
-class TileStorage:
+class TileStorage(PageStorage):
     """Pages ``[batch, pages, page_bytes]`` of one layer (see :class:`kvbench.layer_storage.LayerStorage`).
 
     Slot ``t`` of a sequence, left padding included, is token ``t % 128`` of its page ``t // 128``. Numbers that are not
@@ -48,20 +46,9 @@ class TileStorage:
     (:class:`kvbench.decode_step.StepStorage`).
     """
 
-    backend, lossless = "triton", False
-
     def __init__(self, layout: TileLayout, batch: int, capacity: int, device: torch.device, why: str) -> None:
-        self.layout, self.why = layout, why
-        self.kernels = _kernels(layout, device)
-        self.pages = layout.allocate(batch, capacity, device)
-
-    @property
-    def batch(self) -> int:
-        return self.pages.shape[0]
-
-    @property
-    def capacity(self) -> int:
-        return self.pages.shape[1] * PAGE
+        super().__init__(layout, batch, capacity, device, why)
+        self.layout, self.kernels = layout, _kernels(layout, device)
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -72,13 +59,6 @@ class TileStorage:
         keys = total // self.layout.page_bytes * of_keys
         constants = self.kernels.key_codec.constant_bytes, self.kernels.value_codec.constant_bytes
         return keys + constants[0], total - keys + constants[1]
-
-    def reserve(self, tokens: int) -> None:
-        if tokens <= self.capacity:
-            return
-        grown = self.layout.allocate(self.batch, max(tokens, int(self.capacity * GROWTH)), self.pages.device)
-        grown[:, : self.pages.shape[1]] = self.pages
-        self.pages = grown
 
     def write(self, first: int, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         firsts = torch.full((self.batch,), first, dtype=torch.int32, device=self.pages.device)
@@ -133,22 +113,7 @@ class TileStorage:
         keys, values = self._planes(tokens)
         return self.kernels.key_codec.restore(keys, positions), self.kernels.value_codec.restore(values, positions)
 
-    def defect(self) -> str | None:
-        if self.pages.shape[2] != self.layout.page_bytes or self.pages.dtype != torch.uint8:
-            return "holds pages of another size than its format's"
-        if bool(self.kernels.encode.flag):
-            self.kernels.encode.flag.zero_()
-            return "was given keys or values with NaN or infinity"
-        return None
-
-    def repeat(self, present: int, total: int) -> None:
-        repeat_slots(self.pages, present // PAGE, -(-total // PAGE))
-
-    def crop(self, length: int) -> None:
-        """Nothing to do: slots past the length in use are overwritten."""
-
-    def select(self, rows: Tensor) -> None:
-        self.pages = self.pages.index_select(0, rows.to(self.pages.device))
-
-    def move(self, device: torch.device | str) -> None:
-        self.pages = self.pages.to(device, non_blocking=True)
+    def saw_numbers_not_finite(self) -> bool:
+        found = bool(self.kernels.encode.flag)
+        self.kernels.encode.flag.zero_()
+        return found
