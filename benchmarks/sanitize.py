@@ -99,7 +99,7 @@ def run_read() -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    for allocation in ("blockgtq-k3v3", "tqmse-k4v4"):
+    for allocation in ("blockgtq-k3v3", "cblockgtq-k2v2", "tqmse-k4v4"):
         run_tiles(allocation)
     run_bit_planes()
     run_fp16()

@@ -136,7 +136,7 @@ def attend(
         ours = centre
         if CENTRE:
             q, q_batch_stride, q_head_stride, origins, dims, vectors, turns, half, table = centre
-            q += sequence.to(tl.int64) * q_batch_stride + head * group * q_head_stride
+            q += sequence.to(tl.int64) * q_batch_stride + (head * group).to(tl.int64) * q_head_stride
             origin = tl.load(origins + sequence)
             ours = (q, q_head_stride, origin, dims, vectors + head * 256, turns, half, table)
         attend_pages(
