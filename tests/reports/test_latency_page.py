@@ -37,6 +37,13 @@ def test_a_step_is_compared_with_fp16s_fastest_and_with_flash_attention(runs: li
     assert best < flash
 
 
+def test_the_readme_quotes_the_runs(runs: list[Run]) -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    long, middle, short = (steps_of(runs)[LONG._replace(context=count << 10)].best for count in (512, 128, 4))
+    assert f"{long:.2f} times as fast as fp16 with its fastest attention at 512K tokens" in text
+    assert f"{middle:.2f} at 128K, {short:.2f} at 4K" in text
+
+
 def test_of_one_setting_the_last_run_counts(runs: list[Run]) -> None:
     run = next(run for run in runs if run.path.parent.name == "qwen2.5-3b")
     later = run.result.model_copy(deep=True)
