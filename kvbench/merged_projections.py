@@ -66,6 +66,15 @@ class Merging:
 
     replaced: tuple[tuple[nn.Module, str, nn.Module], ...] = ()
 
+    @property
+    def current(self) -> bool:
+        """Whether the model's projections are still views of what was merged."""
+        return all(
+            getattr(parent, name).weight.data_ptr() == stand_in.weight.data_ptr()
+            for parent, name, stand_in in self.replaced
+            if isinstance(stand_in, _Merged)
+        )
+
     @contextmanager
     def projections(self) -> Iterator[None]:
         """Within the context the model's projections are merged."""
@@ -80,9 +89,12 @@ class Merging:
 
 
 def merge_projections(model: nn.Module) -> Merging:
-    """Merge what can be merged: plain linear layers without hooks, all with a bias or none. Kept with the model."""
+    """Merge what can be merged: plain linear layers without hooks, all with a bias or none.
+
+    Kept with the model, and made anew where its weights are others since: moved, cast, or replaced.
+    """
     kept: Merging | None = model.__dict__.get("_kvbench_merging")
-    if kept is None:
+    if kept is None or not kept.current:
         replaced: list[tuple[nn.Module, str, nn.Module]] = []
         for parent in model.modules():
             for names in TOGETHER:

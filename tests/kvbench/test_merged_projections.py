@@ -40,6 +40,16 @@ def test_merged_projections_give_what_they_give_apart_and_hold_no_weight_twice(b
     assert merge_projections(block) is merging
 
 
+def test_weights_that_were_cast_since_are_merged_anew() -> None:
+    block, x = Block(), torch.randn(3, 8, dtype=torch.float64)
+    merge_projections(block)
+    block.double()
+    with torch.no_grad(), merge_projections(block).projections():
+        found = block(x)
+    assert found.dtype == torch.float64
+    assert (found - block(x)).abs().max() < 1e-12
+
+
 def test_a_module_that_reads_another_projection_first_is_told() -> None:
     block = Block(order=("up_proj", "gate_proj"))
     with merge_projections(block).projections(), pytest.raises(ModelError, match="up_proj before"):
