@@ -169,6 +169,8 @@ def _tables(layout: BitPlaneLayout, device: torch.device) -> _Tables:
 class BitPlaneAttention(PageAttention):
     """Attention of one query token a sequence over one layer's bit-plane pages, in Triton."""
 
+    layout: BitPlaneLayout
+
     def __init__(
         self,
         layout: BitPlaneLayout,
@@ -177,7 +179,6 @@ class BitPlaneAttention(PageAttention):
         splits: int | None = None,
     ) -> None:
         super().__init__(layout, device, assembly, splits)
-        self.layout = layout
         self.tables = _tables(layout, self.device)
 
     def __call__(

@@ -49,7 +49,7 @@ from kvbench.kernels.split_kernels import (
     natural,
     share_of,
 )
-from kvbench.kernels.tile_norms import key_norms, token_rows
+from kvbench.kernels.tile_norms import key_norms, masked_rows, token_rows
 from kvbench.kernels.tile_pages import LOG_LARGEST, SLACK
 
 _SIGNED, _NORMS, _HEADER = tl.constexpr(SIGNED), tl.constexpr(NORMS), tl.constexpr(HEADER)
@@ -278,12 +278,7 @@ def attend(
             else:
                 zero = tl.zeros((32,), tl.float32)
                 e = (zero, zero, zero, zero)
-            # unsigned: tokens before the start wrap around and are masked too
-            m0 = tl.where(here.to(tl.uint32) < extent, e[0], float("-inf"))
-            m1 = tl.where((here + 8).to(tl.uint32) < extent, e[1], float("-inf"))
-            m2 = tl.where((here + 64).to(tl.uint32) < extent, e[2], float("-inf"))
-            m3 = tl.where((here + 72).to(tl.uint32) < extent, e[3], float("-inf"))
-            logit += token_rows(m0, m1, m2, m3)[:, None]
+            logit += masked_rows(e, here, extent)[:, None]
             peak = tl.max(logit, axis=0)
             running = tl.maximum(running, peak)
             now = tl.maximum(peak, running - SLACK)

@@ -1,6 +1,7 @@
 """What the launches of decode attention over packed pages have in common, whatever the pages' layout."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ FEW = 264  # blocks of a query head's quarter each up to which they are spread o
 
 
 class PageLayout(Protocol):
-    """What is asked of a layout here."""
+    """What is asked of a layout of pages, whichever it is."""
 
     @property
     def kv_heads(self) -> int: ...
@@ -24,13 +25,15 @@ class PageLayout(Protocol):
     @property
     def page_bytes(self) -> int: ...
 
+    def allocate(self, batch: int, tokens: int, device: torch.device | str) -> Tensor: ...
+
 
 def padded_group(group: int) -> int:
     """Query heads a KV head as the kernels pad them: 4, 8 or 16."""
     return max(4, 1 << (group - 1).bit_length())
 
 
-class PageAttention:
+class PageAttention(ABC):
     """How work is spread over the device, and what may be given. Subclasses launch the kernels of their layout.
 
     On a CUDA device with ``assembly`` (the default there) codes are unpacked by inline PTX, otherwise in plain Triton,
@@ -41,14 +44,13 @@ class PageAttention:
     def __init__(
         self, layout: PageLayout, device: torch.device | str, assembly: bool | None = None, splits: int | None = None
     ) -> None:
-        self.device = torch.device(device)
+        self.layout, self.device = layout, torch.device(device)
         self.assembly = self.device.type == "cuda" if assembly is None else assembly
         self.splits = splits
-        self._kv_heads, self._head_dim, self._page_bytes = layout.kv_heads, layout.head_dim, layout.page_bytes
 
+    @abstractmethod
     def occupancy(self, group: int) -> tuple[int, int]:
         """Blocks a multiprocessor and registers a thread for ``group`` query heads a KV head."""
-        raise NotImplementedError
 
     def splits_for(self, batch: int, pages: int, group: int) -> int:
         """Blocks that a sequence and head of ``pages`` pages are spread over."""
@@ -57,7 +59,7 @@ class PageAttention:
         if self.device.type != "cuda":
             return min(pages, 4)
         blocks = self._multiprocessors() * self.occupancy(group)[0]
-        share = -(-pages // max(1, blocks // (batch * self._kv_heads)))  # pages a block
+        share = -(-pages // max(1, blocks // (batch * self.layout.kv_heads)))  # pages a block
         return -(-pages // share)
 
     def dependent(self, blocks: int, group: int) -> int:
@@ -71,13 +73,13 @@ class PageAttention:
 
     def group_of(self, q: Tensor, pages: Tensor) -> int:
         """Query heads a KV head of ``q [batch, q_heads, head_dim]``. Raises ValueError where q or pages do not fit."""
-        _, q_heads, dim = q.shape
-        group, rest = divmod(q_heads, self._kv_heads)
-        if dim != self._head_dim or rest or not 1 <= group <= MAX_GROUP:
-            heads = f"up to {MAX_GROUP} x {self._kv_heads} heads"
-            raise ValueError(f"q must be [batch, {heads}, {self._head_dim}], not {list(q.shape)}")
-        if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != self._page_bytes:
-            raise ValueError(f"pages must be uint8 [batch, pages, {self._page_bytes}], contiguous by page")
+        layout, (_, q_heads, dim) = self.layout, q.shape
+        group, rest = divmod(q_heads, layout.kv_heads)
+        if dim != layout.head_dim or rest or not 1 <= group <= MAX_GROUP:
+            heads = f"up to {MAX_GROUP} x {layout.kv_heads} heads"
+            raise ValueError(f"q must be [batch, {heads}, {layout.head_dim}], not {list(q.shape)}")
+        if pages.dtype != torch.uint8 or pages.stride(-1) != 1 or pages.stride(1) != layout.page_bytes:
+            raise ValueError(f"pages must be uint8 [batch, pages, {layout.page_bytes}], contiguous by page")
         return group
 
     def _multiprocessors(self) -> int:

@@ -126,6 +126,8 @@ class TileAttention(PageAttention):
     rotation folded in.
     """
 
+    layout: TileLayout
+
     def __init__(
         self,
         layout: TileLayout,
@@ -135,7 +137,7 @@ class TileAttention(PageAttention):
         rotate_output: bool = True,
     ) -> None:
         super().__init__(layout, device, assembly, splits)
-        self.layout, self.rotate_output = layout, rotate_output
+        self.rotate_output = rotate_output
         self.tables = _tables(layout, self.device)
         self._centre = TileCentre.of(layout.key_format, self.device)
 

@@ -81,6 +81,7 @@ class TileCentre:
         self._coordinates = (parts[:, :, first] + parts[:, :, second]).flatten(1, 2).float().to(device)
 
     @staticmethod
+    @lru_cache(maxsize=256)  # encoding, decode and prefill attention of a layer share it
     def of(format: RotatedCodebook, device: torch.device) -> "TileCentre | None":
         """The centre of a format that has one."""
         return TileCentre(format, device) if format.centre else None

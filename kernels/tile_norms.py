@@ -94,3 +94,15 @@ def value_log_norms(n, low, step, LOG: tl.constexpr):
         _log_norm(n[2], low, step, LOG),
         _log_norm(n[3], low, step, LOG),
     )
+
+
+@triton.jit
+def masked_rows(e, here, extent):
+    """Logarithms ``e`` of four norms a lane -> ``[128]`` in row order, minus infinity of tokens that are not attended:
+    those whose distance ``here`` from the first attended (a lane's first token's) is not below ``extent`` (uint32)."""
+    # unsigned: tokens before the start wrap around and are masked too
+    m0 = tl.where(here.to(tl.uint32) < extent, e[0], float("-inf"))
+    m1 = tl.where((here + 8).to(tl.uint32) < extent, e[1], float("-inf"))
+    m2 = tl.where((here + 64).to(tl.uint32) < extent, e[2], float("-inf"))
+    m3 = tl.where((here + 72).to(tl.uint32) < extent, e[3], float("-inf"))
+    return token_rows(m0, m1, m2, m3)

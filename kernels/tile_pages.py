@@ -26,7 +26,7 @@ import triton.language as tl
 from kvbench.kernels.split_kernels import LATE, NEVER, lane_sums
 from kvbench.kernels.tile_centre_kernels import centre_logits, centre_query
 from kvbench.kernels.tile_codes import load_words, unpack_words
-from kvbench.kernels.tile_norms import key_norms, load_norms, token_rows, value_log_norms
+from kvbench.kernels.tile_norms import key_norms, load_norms, masked_rows, token_rows, value_log_norms
 from kvbench.kernels.tile_operands import (
     LARGEST,
     byte_operand,
@@ -97,12 +97,7 @@ def _read(
         n2 = load_norms(norm_base + 2 * NORM_WORDS, KEY_LOG, ASSEMBLY)
     vn = load_norms((base + layout[3]).to(tl.pointer_type(tl.uint32)), VALUE_LOG, ASSEMBLY)
     e = value_log_norms(vn, value_range[0], value_range[1], VALUE_LOG)
-    # unsigned: tokens before the start wrap around and are masked too
-    m0 = tl.where(here.to(tl.uint32) < extent, e[0], float("-inf"))
-    m1 = tl.where((here + 8).to(tl.uint32) < extent, e[1], float("-inf"))
-    m2 = tl.where((here + 64).to(tl.uint32) < extent, e[2], float("-inf"))
-    m3 = tl.where((here + 72).to(tl.uint32) < extent, e[3], float("-inf"))
-    bias = token_rows(m0, m1, m2, m3)
+    bias = masked_rows(e, here, extent)
     inverse = token_rows(tl.exp2(-e[0]), tl.exp2(-e[1]), tl.exp2(-e[2]), tl.exp2(-e[3]))
     return keys, value_words, (n0, n1, n2), inverse, bias
 

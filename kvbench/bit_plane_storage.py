@@ -37,9 +37,11 @@ class BitPlaneStorage(PageStorage):
     (:class:`kvbench.decode_step.StepStorage`).
     """
 
+    layout: BitPlaneLayout
+
     def __init__(self, layout: BitPlaneLayout, batch: int, capacity: int, device: torch.device, why: str) -> None:
         super().__init__(layout, batch, capacity, device, f"{why}; encoding and prefill by the reference")
-        self.layout, self.kernels = layout, _kernels(layout, device)
+        self.kernels = _kernels(layout, device)
         self._finite = torch.ones((), dtype=torch.bool, device=device)
 
     @property
@@ -93,6 +95,7 @@ class BitPlaneStorage(PageStorage):
         return keys, values
 
     def saw_numbers_not_finite(self) -> bool:
-        found = not self._finite
+        if self._finite:
+            return False
         self._finite.fill_(True)
-        return found
+        return True

@@ -1,24 +1,16 @@
 """What storage in packed pages has in common, whatever the pages' layout: one buffer of keys and values a layer."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
+from kvbench.kernels.page_attention import PageLayout
 from kvbench.kernels.tiles import PAGE
 from kvbench.plane_storage import GROWTH, repeat_slots
 
 
-class PageLayout(Protocol):
-    """What is asked of a layout here."""
-
-    @property
-    def page_bytes(self) -> int: ...
-
-    def allocate(self, batch: int, tokens: int, device: torch.device) -> Tensor: ...
-
-
-class PageStorage:
+class PageStorage(ABC):
     """Pages ``[batch, pages, page_bytes]`` uint8 of one layer (see :class:`kvbench.layer_storage.LayerStorage`).
 
     Slot ``t`` of a sequence, left padding included, is token ``t % 128`` of its page ``t // 128``.
@@ -27,7 +19,7 @@ class PageStorage:
     backend, lossless = "triton", False
 
     def __init__(self, layout: PageLayout, batch: int, capacity: int, device: torch.device, why: str) -> None:
-        self.why, self._layout = why, layout
+        self.layout, self.why = layout, why
         self.pages = layout.allocate(batch, capacity, device)
 
     @property
@@ -41,23 +33,23 @@ class PageStorage:
     def reserve(self, tokens: int) -> None:
         if tokens <= self.capacity:
             return
-        grown = self._layout.allocate(self.batch, max(tokens, int(self.capacity * GROWTH)), self.pages.device)
+        grown = self.layout.allocate(self.batch, max(tokens, int(self.capacity * GROWTH)), self.pages.device)
         grown[:, : self.pages.shape[1]] = self.pages
         self.pages = grown
 
+    @abstractmethod
     def saw_numbers_not_finite(self) -> bool:
         """Whether NaN or infinity was given since the last question, which waits for the device."""
-        raise NotImplementedError
 
     def defect(self) -> str | None:
-        if self.pages.shape[2] != self._layout.page_bytes or self.pages.dtype != torch.uint8:
+        if self.pages.shape[2] != self.layout.page_bytes or self.pages.dtype != torch.uint8:
             return "holds pages of another size than its format's"
         return "was given keys or values with NaN or infinity" if self.saw_numbers_not_finite() else None
 
     def repeat(self, present: int, total: int) -> None:
         repeat_slots(self.pages, present // PAGE, -(-total // PAGE))
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> None:  # noqa: B027 - there is nothing to do, for any layout
         """Nothing to do: slots past the length in use are overwritten."""
 
     def select(self, rows: Tensor) -> None:

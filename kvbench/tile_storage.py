@@ -46,9 +46,11 @@ class TileStorage(PageStorage):
     (:class:`kvbench.decode_step.StepStorage`).
     """
 
+    layout: TileLayout
+
     def __init__(self, layout: TileLayout, batch: int, capacity: int, device: torch.device, why: str) -> None:
         super().__init__(layout, batch, capacity, device, why)
-        self.layout, self.kernels = layout, _kernels(layout, device)
+        self.kernels = _kernels(layout, device)
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -114,6 +116,7 @@ class TileStorage(PageStorage):
         return self.kernels.key_codec.restore(keys, positions), self.kernels.value_codec.restore(values, positions)
 
     def saw_numbers_not_finite(self) -> bool:
-        found = bool(self.kernels.encode.flag)
+        if not bool(self.kernels.encode.flag):
+            return False
         self.kernels.encode.flag.zero_()
-        return found
+        return True
